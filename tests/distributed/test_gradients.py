@@ -15,6 +15,15 @@ from support.training import MODELS, make_module, make_trainer, small_copy
 pytestmark = pytest.mark.run
 
 
+def join(*processes):
+    """Start processes, which must succeed."""
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(240)
+        assert process.exitcode == 0
+
+
 def train_and_test(model, path, environment, **settings):
     """Train for a step, test, and save gradients, weights and metrics."""
     os.environ.update(environment)
@@ -36,15 +45,8 @@ def test_two_processes_train_and_test_as_one(model, tmp_path):
     results = []
     for environments, settings in (([{}], {}), (ranks(), {"devices": 2, "strategy": "ddp"})):
         path = tmp_path / f"{len(environments)}.pt"
-        processes = [
-            CONTEXT.Process(target=train_and_test, args=(model, path, environment), kwargs=settings)
-            for environment in environments
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(240)
-            assert process.exitcode == 0
+        arguments = ((model, path, environment) for environment in environments)
+        join(*(CONTEXT.Process(target=train_and_test, args=args, kwargs=settings) for args in arguments))
         results.append(torch.load(path, weights_only=True))
     (gradients, weights, metrics), (their_gradients, their_weights, their_metrics) = results
     for ours, theirs in zip(gradients, their_gradients, strict=True):
@@ -81,15 +83,7 @@ def test_processes_have_equal_weights_after_steps_of_fewer_batches(strategy, set
     paths = [tmp_path / f"{rank}.pt" for rank in range(3)]
     runs = [({}, settings)]
     runs += [(environment, settings | {"devices": 2, "strategy": strategy}) for environment in ranks()]
-    processes = [
-        CONTEXT.Process(target=train_epochs, args=(path, *arguments))
-        for path, arguments in zip(paths, runs, strict=True)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(240)
-        assert process.exitcode == 0
+    join(*(CONTEXT.Process(target=train_epochs, args=(path, *args)) for path, args in zip(paths, runs, strict=True)))
     one, first, second = (torch.load(path, weights_only=True) for path in paths)
     assert one[2] == first[2] == second[2] == steps
     assert all(map(torch.equal, first[0], second[0]))

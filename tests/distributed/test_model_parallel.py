@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import re
 from functools import partial
 
@@ -12,12 +10,12 @@ import torch
 
 from lightning_tfm.checkpoint import read
 from lightning_tfm.errors import UserError
+from lightning_tfm.runs.record import Run
 from support.equality import equal
 from support.experiments import AVERAGED, MUON, TASKS, fit, folder, new_folders, write_task
 from support.processes import (
     EXPERIMENTS,
     TWO_PROCESSES,
-    in_process,
     ranks,
     start,
     start_elastic,
@@ -105,10 +103,9 @@ def test_a_run_in_mixed_precision_is_close_to_one_process(model, layout, tmp_pat
         (cwd,) = new_folders(tmp_path, name)
         LAYOUTS[name](*fit(model, **settings), cwd=cwd).finish()
         run = folder(cwd, model)
-        runs[name] = [float(row["train/loss"]) for row in rows(run) if row["train/loss"]]
-        assert {weight.dtype for weight in read(run / "checkpoints/last.ckpt")["state_dict"].values()} == {
-            torch.float32
-        }
+        runs[name] = [row["train/loss"] for row in Run(run).metrics() if "train/loss" in row]
+        weights = read(run / "checkpoints/last.ckpt")["state_dict"].values()
+        assert {weight.dtype for weight in weights} == {torch.float32}
     assert runs[layout] == pytest.approx(runs["one process"], rel=1e-3)
 
 
@@ -118,11 +115,7 @@ def test_a_run_in_mixed_precision_is_close_to_one_process(model, layout, tmp_pat
 def test_nan_in_one_process_ends_all_and_earlier_checkpoints_are_kept(layout, tmp_path):
     fault = {"fault": ("in the loss", 31, "nan"), "faulty_rank": 1}
     child = LAYOUTS[layout](*fit("gpt", **UNDIVIDED | TWO_HEADS), cwd=tmp_path, **fault)
-    assert child.wait() == 2, child.err.read_text()
-    assert [other.exitcode for other in child.others] == [2] * len(child.others)
-    message = child.err.read_text()
-    assert "gradients are not finite" in message.splitlines()[-1]
-    assert "Traceback" not in message
+    child.refuse("gradients are not finite")
     content = read(folder(tmp_path, "gpt") / "checkpoints/last.ckpt")
     assert content["global_step"] == (5 if layout == "elastic determinism" else 30)  # with four losses per step
     assert all(weight.isfinite().all() for weight in content["state_dict"].values())
@@ -153,12 +146,10 @@ def assert_close_runs(ours, theirs):
         The keys' biases are left out: a softmax over keys does not depend on them, so their gradients are rounding
         errors, which AdamW scales to steps of the size of the learning rate.
     """
-    logs = [rows(path) for path in (ours, theirs)]
-    assert [row["step"] for row in logs[0]] == [row["step"] for row in logs[1]]
-    for row, expected in zip(*logs, strict=True):
-        for name, value in expected.items():
-            if value and name not in ("step", "tokens_per_second"):
-                assert float(row[name]) == pytest.approx(float(value), rel=TOLERANCE, abs=TOLERANCE), name
+    for row, expected in zip(Run(ours).metrics(), Run(theirs).metrics(), strict=True):
+        for log in (row, expected):
+            log.pop("tokens_per_second", None)
+        assert row == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE)
     weights, reference = (read(path / "checkpoints/last.ckpt")["state_dict"] for path in (ours, theirs))
     assert list(weights) == list(reference)
     for name, value in reference.items():
@@ -168,24 +159,14 @@ def assert_close_runs(ours, theirs):
             compared.view(parts, -1)[parts - 2] = False
         difference = (weights[name] - value)[compared].abs()
         assert (difference <= TOLERANCE * (1 + value[compared].abs())).all(), (name, difference.max())
-    tests = [json.loads((path / "summary.json").read_text())["test"] for path in (ours, theirs)]
+    tests = [Run(path).summary.test for path in (ours, theirs)]
     assert tests[0].keys() == tests[1].keys()
     for name, value in tests[1].items():
         assert tests[0][name] == (pytest.approx(value, rel=TOLERANCE) if isinstance(value, float) else value)
     if (theirs / "predictions.jsonl").is_file():
-        for line, expected in zip(*map(predictions, (ours, theirs)), strict=True):
+        for line, expected in zip(Run(ours).predictions, Run(theirs).predictions, strict=True):
             assert line.pop("nll") == pytest.approx(expected.pop("nll"), rel=TOLERANCE)
             assert line == expected
-
-
-def rows(run):
-    """Return the rows of the metrics of a run."""
-    return list(csv.DictReader((run / "metrics.csv").read_text().splitlines()))
-
-
-def predictions(run):
-    """Return the predictions of a run."""
-    return list(map(json.loads, (run / "predictions.jsonl").read_text().splitlines()))
 
 
 ONE, DDP, FSDP, TENSOR = "one process", "DDP", "FSDP2", "tensor parallel"
@@ -229,7 +210,7 @@ def test_a_killed_run_resumes_in_any_other_layout(starts, settings, tmp_path):
     assert_close_runs(folder(killed, "gpt"), folder(whole, "gpt"))
 
 
-def test_a_sharded_checkpoint_is_read_by_all_commands(tmp_path, monkeypatch, capsys):
+def test_a_sharded_checkpoint_is_read_by_all_commands(tmp_path, command):
     settings = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
     one, divided = new_folders(tmp_path, "one", "divided")
     start(*fit("gpt", **settings), cwd=one).finish()
@@ -240,7 +221,6 @@ def test_a_sharded_checkpoint_is_read_by_all_commands(tmp_path, monkeypatch, cap
     assert names == ["best.ckpt", "best_step_12.shards", "last.ckpt", "last_step_12.shards"]
     assert len(list((saved / "last_step_12.shards").iterdir())) == 4
     assert (saved / "last.ckpt").stat().st_size < (folder(one, "gpt") / "checkpoints/last.ckpt").stat().st_size
-    monkeypatch.chdir(tmp_path)
     commands = [
         ("export", saved / "best.ckpt", "--format=single", "--output=exported"),
         ("generate", saved / "best.ckpt", "1 2 3"),
@@ -248,9 +228,7 @@ def test_a_sharded_checkpoint_is_read_by_all_commands(tmp_path, monkeypatch, cap
         ("generate", folder(one, "gpt") / "checkpoints/best.ckpt", "1 2 3"),
         ("runs", divided),
     ]
-    for command in commands:
-        assert in_process(monkeypatch, *command) in (0, None)
-    _, *answers = capsys.readouterr().out.splitlines()[:4]
+    _, *answers, _ = (command(*arguments).out.splitlines()[0] for arguments in commands)
     assert len(set(answers)) == 1
     equal(read(tmp_path / "exported/model.ckpt"), read(saved / "best.ckpt"))
     (shard, *_) = (saved / "best_step_12.shards").iterdir()
@@ -279,15 +257,9 @@ def test_a_full_disk_while_shards_are_written_keeps_the_checkpoint_before(faulty
     begin = partial(start_parallel, 2, 1, save_distributed_checkpoint=True, cwd=tmp_path)
     fault = {"fault": ("while shards are written", 2, "the disk is full"), "faulty_rank": faulty_rank}
     child = begin(*fit("gpt", **settings), **fault)
-    assert child.wait() == 2, child.err.read_text()
-    assert [other.exitcode for other in child.others] == [2]
-    message = child.err.read_text()
-    assert re.match(
-        r"lightning-tfm: error: the shards 'runs/.*last_step_10\.shards' cannot be written: .*File too large.*; the "
-        "checkpoint before is kept; free disk space",
-        message.splitlines()[-1],
+    child.refuse(
+        r"shards 'runs/.*last_step_10\.shards' cannot be written: .*File too large.*; the checkpoint before is"
     )
-    assert "Traceback" not in message
     saved = folder(tmp_path, "gpt") / "checkpoints"
     assert read(saved / "last.ckpt")["global_step"] == 5
     assert [path.name for path in saved.glob("last*.shards")] == ["last_step_5.shards"]
@@ -325,7 +297,8 @@ def test_a_trained_model_is_tested_in_every_layout(settings, layouts, tmp_path):
     _, *arguments = fit("transformer", **settings)
     for number, layout in enumerate(layouts):
         LAYOUTS[layout]("test", *arguments, "--ckpt_path", trained / "checkpoints/best.ckpt", cwd=tmp_path).finish()
-        for line, expected in zip(*map(predictions, (trained.parent / f"test_{number}", trained)), strict=True):
+        tested = Run(trained.parent / f"test_{number}")
+        for line, expected in zip(tested.predictions, Run(trained).predictions, strict=True):
             assert line.pop("nll") == pytest.approx(expected.pop("nll"), rel=TOLERANCE)
             assert line == expected
 

@@ -353,10 +353,6 @@ def in_terminal(command, cwd, environment, columns=120):
     return process.wait(60), printed.decode()
 
 
-def last_line(child):
-    return child.err.read_text().splitlines()[-1]
-
-
 def shell_words(command):
     """Return the arguments into which bash splits a command."""
     shell = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True)

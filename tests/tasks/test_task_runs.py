@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 import yaml
 
 from lightning_tfm.checkpoint import read
+from lightning_tfm.runs.record import Run
 from support.corpora import write_lines
 from support.equality import assert_same_files, contents
-from support.experiments import write_task
+from support.experiments import new_folders, write_task
 from support.processes import run, start, start_two
 from support.records import lines_of, metrics_of
 
@@ -20,17 +20,10 @@ pytestmark = pytest.mark.run
 
 def test_a_killed_run_resumes_bitwise(task, trained, tmp_path):
     path = trained.parents[2] / f"{task}.yaml"
+    arguments = ("fit", "--config", path, "--ckpt_path=last")
     for call in (7, 9, 23):
-        child = run(
-            "fit",
-            "--config",
-            path,
-            "--ckpt_path=last",
-            cwd=tmp_path,
-            fault=("before an update of the weights", call),
-        )
-        assert child.wait() == -9, child.err.read_text()
-    run("fit", "--config", path, "--ckpt_path=last", cwd=tmp_path).finish()
+        run(*arguments, cwd=tmp_path, fault=("before an update of the weights", call)).die()
+    run(*arguments, cwd=tmp_path).finish()
     assert_same_files(tmp_path / f"runs/{task}/version_0", trained)
 
 
@@ -39,10 +32,10 @@ def test_two_processes_reach_the_same_test_metrics(task, trained, tmp_path):
     path = trained.parents[2] / f"{task}.yaml"
     arguments = ["fit", "--config", path, "--trainer.max_steps=1"]
     arguments.append("--model.init_args.optimizer.init_args.lr=1e-12")
-    for name, begin in (("one", start), ("two", start_two)):
-        (tmp_path / name).mkdir()
-        begin(*arguments, cwd=tmp_path / name).finish()
-    one, two = (metrics_of(tmp_path / name / f"runs/{task}/version_0")["test"] for name in ("one", "two"))
+    folders = new_folders(tmp_path, "one", "two")
+    for begin, cwd in zip((start, start_two), folders, strict=True):
+        begin(*arguments, cwd=cwd).finish()
+    one, two = (metrics_of(cwd / f"runs/{task}/version_0")["test"] for cwd in folders)
     assert two == pytest.approx(one, rel=1e-4, abs=1e-4)
 
 
@@ -60,7 +53,7 @@ def test_a_checkpoint_is_tested_in_a_folder_of_its_own(task, trained, tmp_path):
         for name, signature in summary.get("signatures", {}).items():
             assert f"{name}: {signature}\n" in printed
         assert f"The results are saved in {folder.relative_to(tmp_path)}.\n" in printed
-        (start,) = json.loads((folder / "provenance.json").read_text())
+        (start,) = Run(folder).starts
         assert start["checkpoint"] == summary["checkpoint"]
         assert (start["step"], start["changed_settings"]) == (summary["steps"], {})
         if command == "test":
@@ -95,13 +88,10 @@ def test_averaged_weights_are_validated_tested_and_resumed(tmp_path):
     path = write_task("reviews_classifier", tmp_path)
     averaging = "--trainer.callbacks+={class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {decay: 0.8}}"
     arguments = ["fit", "--config", path, averaging, "--trainer.max_steps=10", "--checkpoint.every_n_train_steps=1"]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for cwd in (whole, killed):
-        cwd.mkdir()
-    child = run(*arguments, cwd=whole).finish()
+    whole, killed = new_folders(tmp_path, "whole", "killed")
+    run(*arguments, cwd=whole).finish()
     for call in (4, 5):
-        child = run(*arguments, "--ckpt_path=last", cwd=killed, fault=("before an update of the weights", call))
-        assert child.wait() == -9, child.err.read_text()
+        run(*arguments, "--ckpt_path=last", cwd=killed, fault=("before an update of the weights", call)).die()
     run(*arguments, "--ckpt_path=last", cwd=killed).finish()
     folders = [cwd / "runs/reviews_classifier/version_0" for cwd in (whole, killed)]
     assert_same_files(*folders)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
-from pathlib import Path
 
 import pytest
 import sacrebleu
@@ -16,6 +14,7 @@ from lightning_tfm.callbacks.attention_logger import short_name
 from lightning_tfm.inference.loading import load
 from lightning_tfm.layers import Attention, Positions
 from lightning_tfm.reporting.collect import collect_run
+from lightning_tfm.runs.record import Run
 from support.corpora import TEXT, reviews, write_imdb
 from support.experiments import TASKS, write_task
 from support.processes import run
@@ -23,11 +22,11 @@ from support.records import lines_of, metrics_of
 
 
 def test_training_lowers_the_loss_and_reports_metrics(trained, task):
-    rows = list(csv.DictReader((trained / "metrics.csv").read_text().splitlines()))
-    losses = [float(row["val/loss"]) for row in rows if row["val/loss"]]
+    rows = Run(trained).metrics()
+    losses = [row["val/loss"] for row in rows if "val/loss" in row]
     # In so few steps, a masked language model learns only how frequent each character is.
     assert losses[-1] < (0.99 if task.startswith("masked") else 0.9) * losses[0]
-    assert all(float(row["tokens_per_second"]) > 0 for row in rows if row["tokens_per_second"])
+    assert all(row.get("tokens_per_second", 1) > 0 for row in rows)
     expected = {
         "translation": {"loss", "perplexity", "token_accuracy", "exact_match", "ser", "bleu", "chrf"},
         "spelling": {"loss", "perplexity", "token_accuracy", "exact_match", "ser"},
@@ -62,13 +61,14 @@ def test_data_without_a_test_split_are_tested_on_the_validation_split(task, tmp_
     folder = tmp_path / f"runs/{task}/version_0"
     summary = metrics_of(folder)
     assert "test" not in summary
-    rows = list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
-    assert summary["val"]["loss"] == pytest.approx(float(rows[-1]["val/final/loss"]))
-    assert float(rows[-1]["val/final/loss"]) == pytest.approx(min(float(r["val/loss"]) for r in rows if r["val/loss"]))
-    assert not rows[-1]["val/loss"]
-    assert not any(name.startswith("test") for name in rows[-1])
+    rows = Run(folder).metrics()
+    validated = {row["step"] + 1: row["val/loss"] for row in rows if "val/loss" in row}
+    assert summary["val"]["loss"] == pytest.approx(rows[-1]["val/final/loss"])
+    assert summary["val"]["loss"] == pytest.approx(min(validated.values()))
+    assert "val/loss" not in rows[-1]
+    assert not any(name.startswith("test") for row in rows for name in row)
     curves = collect_run(folder, "run", 1_000, []).curves
-    assert [step for step, _ in curves["val/loss"]] == [int(row["step"]) + 1 for row in rows if row["val/loss"]]
+    assert [step for step, _ in curves["val/loss"]] == list(validated)
     assert not any(name.startswith("val/final") for name in curves)
     assert re.search(r"^ *val +$", child.out.read_text(), re.MULTILINE), "the heading of the table"
     child = run("runs", cwd=tmp_path)
@@ -106,11 +106,10 @@ def test_the_attention_of_a_language_model_is_causal(trained, task):
     module = load(trained / "checkpoints/best.ckpt")
     network, ids = module.network, module.tokenizer.encode("ein Hund")
     symbols = [module.tokenizer.decode([number]) for number in ids]
-    found = module.attention({"ids": ids})
-    assert [attention_map.layer for attention_map in found] == [
-        name for name, layer in network.named_modules() if isinstance(layer, Attention)
-    ]
-    for attention_map in found:
+    attention_maps = module.attention({"ids": ids})
+    layers = [name for name, layer in network.named_modules() if isinstance(layer, Attention)]
+    assert [attention_map.layer for attention_map in attention_maps] == layers
+    for attention_map in attention_maps:
         assert attention_map.queries == attention_map.keys == symbols
         assert attention_map.weights.triu(1).eq(0).all()
         torch.testing.assert_close(attention_map.weights.sum(-1), torch.ones(attention_map.weights.shape[:2]))
@@ -132,10 +131,8 @@ def test_a_report_shows_every_task(task, trained, tmp_path, command):
 
 def test_an_archive_in_the_layout_of_imdb_is_learned_and_classified(tmp_path, command):
     write_imdb(tmp_path, reviews(300), reviews(60, seed=1))  # the experiment reads its archive from the current folder
-    path = Path(__file__).parents[2] / "experiments/imdb_classifier.yaml"
     size = ["--trainer.max_steps=120", "--trainer.val_check_interval=40", "--trainer.accelerator=cpu"]
-    size.append("--model.init_args.optimizer.init_args.lr=0.003")
-    run("fit", "--config", path, *size, cwd=tmp_path).finish()
+    run("fit", "imdb_classifier", *size, "--model.optimizer.lr=0.003", cwd=tmp_path).finish()
     folder = tmp_path / "runs/imdb_classifier/version_0"
     assert len(lines_of(folder)) == 60, "the test split of the archive is tested"
     assert metrics_of(folder)["test"]["accuracy"] > 0.9
