@@ -6,7 +6,6 @@ import math
 from functools import partial
 from itertools import count
 
-import lightning
 import pytest
 import sacrebleu
 import torch
@@ -27,6 +26,7 @@ from lightning_tfm.tasks import Classifier, LanguageModel, MaskedLanguageModel, 
 from lightning_tfm.tasks.alignment import AlignmentScores
 from lightning_tfm.tasks.metrics import Mean, exact_sum
 from lightning_tfm.tokenization import EOS, PAD
+from support import training
 from support.corpora import TEXT, reviews, write_lines
 
 PRECISIONS = ("64-true", "32-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed")
@@ -38,21 +38,8 @@ BATCHES = 200
 
 def make_trainer(precision, **settings):
     plugins = [MixedPrecision("16-mixed", "cpu")] if precision == "16-mixed" else []
-    return lightning.Trainer(
-        **{
-            "accelerator": "cpu",
-            "precision": None if plugins else precision,
-            "plugins": [*plugins, VerifiedCheckpointIO()],
-            "max_steps": 60,
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "limit_val_batches": 0,
-            "num_sanity_val_steps": 0,
-        }
-        | settings
-    )
+    settings = {"plugins": [*plugins, VerifiedCheckpointIO()], "max_steps": 60, "num_sanity_val_steps": 0} | settings
+    return training.make_trainer(precision=None if plugins else precision, **settings)
 
 
 def make_seq2seq(tmp_path):
