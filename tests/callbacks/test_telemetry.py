@@ -68,6 +68,6 @@ def test_peak_flops_are_those_of_dense_matrix_products(monkeypatch):
     assert peak_flops(device, half=False) == 495e12
     assert peak_flops(torch.device("cpu"), half=True) is None
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "another")
-    known = {torch.bfloat16: 2.0, torch.float32: 1.0}
-    monkeypatch.setattr("lightning_tfm.callbacks.telemetry.get_available_flops", lambda device, dtype: known[dtype])
+    peaks = {torch.bfloat16: 2.0, torch.float32: 1.0}
+    monkeypatch.setattr("lightning_tfm.callbacks.telemetry.get_available_flops", lambda device, dtype: peaks[dtype])
     assert (peak_flops(device, half=True), peak_flops(device, half=False)) == (2.0, 1.0)

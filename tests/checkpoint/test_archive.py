@@ -78,11 +78,11 @@ def corruptions(data, number):
     }
     yield "empty", b""
     yield "zeroed", bytes(len(data))
-    seen = {data, b"", bytes(len(data))}
+    copies = {data, b"", bytes(len(data))}
     for name in itertools.islice(itertools.cycle(kinds), number - 2):
-        while (damaged := kinds[name]()) in seen:
+        while (damaged := kinds[name]()) in copies:
             pass
-        seen.add(damaged)
+        copies.add(damaged)
         yield name, damaged
 
 

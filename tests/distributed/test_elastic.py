@@ -35,8 +35,8 @@ def test_the_run_is_the_same_for_any_number_of_processes(variant, tmp_path):
     for cwd in others:
         assert_same_run(cwd, one, model, same_processes=False)
         for name in ("predictions.jsonl", "attention/examples.json"):
-            ours, theirs = (folder(run, model) / name for run in (cwd, one))
-            assert ours.read_bytes() == theirs.read_bytes()
+            actual, expected = (folder(run, model) / name for run in (cwd, one))
+            assert actual.read_bytes() == expected.read_bytes()
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -133,7 +133,7 @@ def test_a_message_names_what_else_the_bits_depend_on(tmp_path):
 )
 def test_processes_with_different_settings_are_refused(option, message, tmp_path):
     arguments = [fit("gpt", *TWO_PROCESSES), fit("gpt", *TWO_PROCESSES, option)]
-    for child in [start(*ours, cwd=tmp_path, **rank) for ours, rank in zip(arguments, ranks(), strict=True)]:
+    for child in [start(*options, cwd=tmp_path, **rank) for options, rank in zip(arguments, ranks(), strict=True)]:
         child.refuse(message)
 
 
@@ -149,7 +149,7 @@ def test_processes_with_different_versions_are_refused(package, tmp_path):
     )
     option = f"--trainer.callbacks+={{class_path: older.Older, init_args: {{package: {package}}}}}"
     arguments = [fit("gpt", *TWO_PROCESSES), fit("gpt", *TWO_PROCESSES, "--trust-package=older", option)]
-    for child in [start(*ours, cwd=tmp_path, **rank) for ours, rank in zip(arguments, ranks(), strict=True)]:
+    for child in [start(*options, cwd=tmp_path, **rank) for options, rank in zip(arguments, ranks(), strict=True)]:
         child.refuse(f"the same version of {package}, but rank 0 has {version(package)} and rank 1 has 0.0.1")
 
 

@@ -49,8 +49,10 @@ def test_two_processes_train_and_test_as_one(model, tmp_path):
         join(*(CONTEXT.Process(target=train_and_test, args=args, kwargs=settings) for args in arguments))
         results.append(torch.load(path, weights_only=True))
     (gradients, weights, metrics), (their_gradients, their_weights, their_metrics) = results
-    for ours, theirs in zip(gradients, their_gradients, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)  # 1 x 64 and 2 x 32 rows of unequal lengths
+    for actual, expected in zip(gradients, their_gradients, strict=True):
+        torch.testing.assert_close(
+            actual, expected, atol=1e-12, rtol=1e-10
+        )  # 1 x 64 and 2 x 32 rows of unequal lengths
     for name, weight in weights.items():
         torch.testing.assert_close(weight, their_weights[name], atol=1e-9, rtol=1e-8)
     assert metrics == pytest.approx(their_metrics, abs=1e-5)

@@ -139,18 +139,18 @@ def test_a_task_trains_as_in_one_process(task, tmp_path):
     assert_close_runs(*(cwd / f"runs/{task}/version_0" for cwd in (divided, one)))
 
 
-def assert_close_runs(ours, theirs):
+def assert_close_runs(actual_run, expected_run):
     """Assert that two runs have the same weights, losses, predictions and test metrics, within the tolerance.
 
     Note:
         The keys' biases are left out: a softmax over keys does not depend on them, so their gradients are rounding
         errors, which AdamW scales to steps of the size of the learning rate.
     """
-    for row, expected in zip(Run(ours).metrics(), Run(theirs).metrics(), strict=True):
+    for row, expected in zip(Run(actual_run).metrics(), Run(expected_run).metrics(), strict=True):
         for log in (row, expected):
             log.pop("tokens_per_second", None)
         assert row == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE)
-    weights, reference = (read(path / "checkpoints/last.ckpt")["state_dict"] for path in (ours, theirs))
+    weights, reference = (read(path / "checkpoints/last.ckpt")["state_dict"] for path in (actual_run, expected_run))
     assert list(weights) == list(reference)
     for name, value in reference.items():
         compared = torch.ones_like(value, dtype=torch.bool)
@@ -159,12 +159,12 @@ def assert_close_runs(ours, theirs):
             compared.view(parts, -1)[parts - 2] = False
         difference = (weights[name] - value)[compared].abs()
         assert (difference <= TOLERANCE * (1 + value[compared].abs())).all(), (name, difference.max())
-    tests = [Run(path).summary.test for path in (ours, theirs)]
+    tests = [Run(path).summary.test for path in (actual_run, expected_run)]
     assert tests[0].keys() == tests[1].keys()
     for name, value in tests[1].items():
         assert tests[0][name] == (pytest.approx(value, rel=TOLERANCE) if isinstance(value, float) else value)
-    if (theirs / "predictions.jsonl").is_file():
-        for line, expected in zip(Run(ours).predictions, Run(theirs).predictions, strict=True):
+    if (expected_run / "predictions.jsonl").is_file():
+        for line, expected in zip(Run(actual_run).predictions, Run(expected_run).predictions, strict=True):
             assert line.pop("nll") == pytest.approx(expected.pop("nll"), rel=TOLERANCE)
             assert line == expected
 

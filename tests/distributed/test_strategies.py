@@ -101,11 +101,11 @@ def test_all_processes_start_from_the_weights_of_the_first(tmp_path):
     processes = [CONTEXT.Process(target=broadcast, args=(rank, tmp_path / "rendezvous", results)) for rank in range(2)]
     for process in processes:
         process.start()
-    found = [results.get() for _ in processes]
+    weights = [results.get() for _ in processes]
     for process in processes:
         process.join()
     expected = {name: weight.tolist() for name, weight in random_network(0).named_parameters()}
-    assert found == [expected, expected]
+    assert weights == [expected, expected]
 
 
 @pytest.mark.parametrize("network", [AttentionLSTM(11, 8), LinearTransformer(11, 8, 2, 1, max_length=8)])

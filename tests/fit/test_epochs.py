@@ -30,10 +30,12 @@ def test_max_epochs_is_the_number_of_steps_of_all_passes(task, arguments, steps,
     assert settings["max_epochs"] is None
     cli.datamodule.setup("fit")
     stream = cli.datamodule.training_batches(BatchDivision())
-    seen = [stream.samples_seen(settings["max_steps"] * settings["accumulate_grad_batches"] - more) for more in (0, 1)]
+    samples = [
+        stream.samples_seen(settings["max_steps"] * settings["accumulate_grad_batches"] - more) for more in (0, 1)
+    ]
     one_pass = sum(len(rows) for rows in stream.batches(0))
-    assert seen[0] >= 3 * one_pass
-    assert settings["accumulate_grad_batches"] > 1 or seen[1] < 3 * one_pass
+    assert samples[0] >= 3 * one_pass
+    assert settings["accumulate_grad_batches"] > 1 or samples[1] < 3 * one_pass
     assert steps in (None, settings["max_steps"])
     assert f"corresponds to trainer.max_steps {settings['max_steps']}" in capsys.readouterr().err
 

@@ -27,14 +27,14 @@ def test_help_lists_every_command(command):
 
 @pytest.mark.parametrize("name", ["fit", "validate", "test"])
 def test_help_fits_a_screen_and_names_what_exists(name, command):
-    shown = command(name, "--help").out
-    assert len(shown.splitlines()) <= 24
-    assert max(map(len, shown.splitlines())) <= 80
+    printed = command(name, "--help").out
+    assert len(printed.splitlines()) <= 24
+    assert max(map(len, printed.splitlines())) <= 80
     for package in (datamodules, tasks, networks):
         for name in package.__all__:
             cls = getattr(package, name)
-            assert (inspect.isabstract(cls) or name in BASE_CLASSES) is (name not in re.split(r"\W+", shown)), name
-    options = set(re.findall(r"--([a-z_.-]+)", shown)) - {"help-all"}
+            assert (inspect.isabstract(cls) or name in BASE_CLASSES) is (name not in re.split(r"\W+", printed)), name
+    options = set(re.findall(r"--([a-z_.-]+)", printed)) - {"help-all"}
     settings = flatten(yaml.safe_load(command("fit", "--config", COPY, "--print_config").out))
     for option in options - {"config", "dry-run", "print_config", "data.help", "model.network.help", "seeds", "jobs"}:
         name = option.replace("model.", "model.init_args.")
@@ -52,9 +52,9 @@ def test_help_fits_a_screen_and_names_what_exists(name, command):
     ],
 )
 def test_the_help_of_a_class_is_shown_by_its_name(arguments, name, setting, command):
-    shown = command("fit", *arguments).out
-    assert re.search(rf"^Help for .*\b{name}$", shown, re.MULTILINE)
-    assert f"  {setting}" in shown
+    printed = command("fit", *arguments).out
+    assert re.search(rf"^Help for .*\b{name}$", printed, re.MULTILINE)
+    assert f"  {setting}" in printed
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def test_the_help_of_an_unknown_class_names_what_exists(arguments, message, mist
 
 
 def test_all_settings_are_listed_without_markup(command):
-    shown = command("fit", "--help-all").out
-    assert "--trainer.gradient_clip_algorithm" in shown
-    assert not re.search(r":(class|meth|func|attr):`|``", shown)
+    printed = command("fit", "--help-all").out
+    assert "--trainer.gradient_clip_algorithm" in printed
+    assert not re.search(r":(class|meth|func|attr):`|``", printed)
     for refused in ("overfit_batches", "limit_train_batches"):
-        assert f"--trainer.{refused}" not in shown
+        assert f"--trainer.{refused}" not in printed
 
 
 @pytest.mark.parametrize(

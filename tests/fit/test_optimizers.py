@@ -165,9 +165,9 @@ def test_orthogonalize_equals_newton_schulz_in_float64(shape, lowest, dtype):
     atol = 1e-6 if lowest == 1 else 5e-4  # the Gram matrix has the squared condition number
     if dtype == torch.float64:
         atol = 1e-11
-    found = orthogonalize([matrix[None]])[0][0].double()
-    torch.testing.assert_close(found, exact, rtol=0, atol=atol)
-    assert torch.linalg.svdvals(found).max() < 1.3
+    orthogonal = orthogonalize([matrix[None]])[0][0].double()
+    torch.testing.assert_close(orthogonal, exact, rtol=0, atol=atol)
+    assert torch.linalg.svdvals(orthogonal).max() < 1.3
     symmetric = orthogonalize([matrix[None].double()])[0][0] @ matrix.double().T
     torch.testing.assert_close(symmetric.tril(), symmetric.T.tril())
 
@@ -216,10 +216,10 @@ def test_muon_resumes_from_its_state():
         step(networks[0], *whole)
     networks.append(copy.deepcopy(networks[0]))
     resumed = configured(networks[1])
-    for ours, theirs in zip(resumed, whole, strict=True):
-        ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    for actual, expected in zip(resumed, whole, strict=True):
+        actual.load_state_dict(copy.deepcopy(expected.state_dict()))
     for _ in range(3):
         step(networks[0], *whole)
         step(networks[1], *resumed)
-    for ours, theirs in zip(*(network.parameters() for network in networks), strict=True):
-        assert torch.equal(ours, theirs)
+    for actual, expected in zip(*(network.parameters() for network in networks), strict=True):
+        assert torch.equal(actual, expected)

@@ -66,9 +66,9 @@ def test_fit_prints_its_metrics_and_examples(run_folder):
     assert [line for line in out.splitlines() if line.startswith("correct")] == right[:3]
     form = "wrong    {source} → {prediction} (expected {target})"
     wrong = {form.format(**line) for line in lines if not line["correct"]}
-    shown = [line for line in out.splitlines() if line.startswith("wrong")]
-    assert set(shown) <= wrong
-    assert len(shown) == min(3, len(lines) - len(right))
+    examples = [line for line in out.splitlines() if line.startswith("wrong")]
+    assert set(examples) <= wrong
+    assert len(examples) == min(3, len(lines) - len(right))
 
 
 def test_a_run_records_its_provenance(run_folder):
@@ -144,8 +144,8 @@ def test_a_progress_bar_is_shown_in_a_terminal_only(bar, monkeypatch, tmp_path):
     for is_terminal, bars in ((False, []), (True, [bar])):
         monkeypatch.setattr(sys.stdout, "isatty", lambda is_terminal=is_terminal: is_terminal)
         cli = cli_run(["fit", "--config", str(COPY), "--dry-run", f"--trainer.callbacks+={bar}"], SettingsCLI)
-        shown = [type(callback).__name__ for callback in cli.trainer.callbacks if isinstance(callback, AnyProgressBar)]
-        assert shown == bars
+        names = [type(callback).__name__ for callback in cli.trainer.callbacks if isinstance(callback, AnyProgressBar)]
+        assert names == bars
 
 
 def test_the_table_of_a_profiler_is_shown(tmp_path):

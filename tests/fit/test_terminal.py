@@ -38,8 +38,8 @@ def test_a_terminal_shows_progress_bars(columns, checkpoint, tmp_path):
     assert status == 0, printed
     bars = [line for line in re.split(r"[\r\n]|\x1b\[A", printed) if " left" in line]
     assert max(map(len, bars)) < columns, "a longer line would break"
-    for shown in ("validation, batch 0/3 |", "test, batch 0/6 |", "drawing the attention of example 0/4 |"):
-        assert any(line.startswith(shown) for line in bars), shown
+    for start in ("validation, batch 0/3 |", "test, batch 0/6 |", "drawing the attention of example 0/4 |"):
+        assert any(line.startswith(start) for line in bars), start
     last = r"step 60/60 \|.*\| 00:00 left, loss \d\.\d{4}, best \d\.\d{4} val/loss"
     assert any(re.fullmatch(last, line) for line in bars), bars
     assert "starting ..." in printed

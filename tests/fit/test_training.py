@@ -55,8 +55,8 @@ def test_gradients_are_the_mean_over_tokens_for_any_accumulation(model):
     quarters = gradients_of_a_step(
         small_copy(batch_size=16), copy.deepcopy(module), precision="64-true", accumulate_grad_batches=4
     )
-    for ours, cut, right in zip(whole, quarters, expected, strict=True):
-        torch.testing.assert_close(ours, right, atol=1e-12, rtol=1e-10)
+    for gradient, cut, right in zip(whole, quarters, expected, strict=True):
+        torch.testing.assert_close(gradient, right, atol=1e-12, rtol=1e-10)
         torch.testing.assert_close(cut, right, atol=1e-12, rtol=1e-10)
 
 
@@ -94,16 +94,16 @@ def test_the_logged_loss_is_that_of_the_whole_step():
 
 def test_a_run_reads_the_stream_across_epochs():
     data = small_copy(batch_size=24)
-    seen = []
+    sources = []
 
     class Sources(Callback):
         def on_train_batch_start(self, trainer, module, batch, batch_idx):
-            seen.append(batch.source)
+            sources.append(batch.source)
 
     make_trainer(max_steps=7, callbacks=[Sources()]).fit(make_module(data), data)
     dataset = data.datasets["train"]
     stream = itertools.islice(LengthGroupedSampler(dataset.source_lengths, 24, seed=0), 7)
-    assert all(source.equal(dataset[rows].source) for source, rows in zip(seen, stream, strict=True))
+    assert all(source.equal(dataset[rows].source) for source, rows in zip(sources, stream, strict=True))
 
 
 def test_step_settings_ignore_differences_in_notation():
@@ -206,10 +206,10 @@ def test_the_progress_bar_shows_the_loss_of_each_step(monkeypatch, capsys):
         callbacks = [progress.ProgressBar(), *([losses] if log_every_n_steps == 1 else [])]
         settings = {"max_steps": 3, "enable_progress_bar": True, "log_every_n_steps": log_every_n_steps}
         make_trainer(callbacks=callbacks, **settings).fit(make_module(data), data)
-        shown = dict(re.findall(r"step (\d)/3 [^\r\n]* loss ([\d.]+)", capsys.readouterr().out))
+        printed = dict(re.findall(r"step (\d)/3 [^\r\n]* loss ([\d.]+)", capsys.readouterr().out))
         if losses.values:
             expected = {str(step): f"{loss:.4f}" for step, loss in enumerate(losses.values, start=1)}
-        assert shown == expected
+        assert printed == expected
     monkeypatch.setattr("lightning_tfm.system.progress.tqdm", partial(tqdm, mininterval=1_000))
     calls = []
     monkeypatch.setattr(progress, "_values", lambda *_: calls.append(1) or "")

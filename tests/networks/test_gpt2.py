@@ -32,18 +32,18 @@ def test_gpt2_equals_hugging_face_over_the_whole_vocabulary(gpt2_folder, tmp_pat
     """PAD, BOS and EOS have zero probability for any shift of the logits."""
     from transformers import GPT2LMHeadModel
 
-    theirs = GPT2LMHeadModel.from_pretrained(gpt2_folder).eval()
-    network = from_huggingface(theirs, NUM_SPECIAL).eval()
+    reference = GPT2LMHeadModel.from_pretrained(gpt2_folder).eval()
+    network = from_huggingface(reference, NUM_SPECIAL).eval()
     ids = torch.randint(287, (4, 16))
     tokens = ids + NUM_SPECIAL
     with torch.no_grad():
-        expected = theirs(ids, labels=ids)
-        ours = network(tokens[:, :0], tokens)
+        expected = reference(ids, labels=ids)
+        actual = network(tokens[:, :0], tokens)
         stepwise, _ = network.decode_step(tokens[:, -1], network.encode(tokens[:, :-1]))
     probabilities = torch.nn.functional.pad(expected.logits.softmax(-1), (NUM_SPECIAL, 0))
-    torch.testing.assert_close(ours.softmax(-1), probabilities, rtol=0, atol=1e-5)
+    torch.testing.assert_close(actual.softmax(-1), probabilities, rtol=0, atol=1e-5)
     torch.testing.assert_close(stepwise.softmax(-1), probabilities[:, -1], rtol=0, atol=1e-5)
-    loss = token_nll(ours[:, :-1], tokens[:, 1:]) / tokens[:, 1:].numel()
+    loss = token_nll(actual[:, :-1], tokens[:, 1:]) / tokens[:, 1:].numel()
     assert loss.item() == pytest.approx(expected.loss.item(), abs=1e-5)
     assert all(weight.isfinite().all() for weight in network.state_dict().values())
 
@@ -81,12 +81,12 @@ def test_training_starts_from_the_weights_of_gpt2(gpt2_folder, tmp_path):
     run("fit", "--config", path, *settings, cwd=tmp_path, fault=("after a validation", 2)).die()
     module = load(tmp_path / "runs/text_gpt/version_0/checkpoints/best.ckpt")
     network, tokenizer = module.network, module.tokenizer
-    theirs = GPT2LMHeadModel.from_pretrained(gpt2_folder).eval()
+    reference = GPT2LMHeadModel.from_pretrained(gpt2_folder).eval()
     ids = torch.tensor([tokenizer.encode(TEXT[:30])[:12]])
     with torch.no_grad():
-        ours = network(ids[:, :0], ids).softmax(-1)
-        expected = torch.nn.functional.pad(theirs(ids - 3).logits.softmax(-1), (3, 0))
-        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
+        actual = network(ids[:, :0], ids).softmax(-1)
+        expected = torch.nn.functional.pad(reference(ids - 3).logits.softmax(-1), (3, 0))
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
     (Path(gpt2_folder) / "model.safetensors").unlink()  # a resumed run does not need it
     run("fit", "--config", path, *settings, "--ckpt_path=last", cwd=tmp_path).finish()
 

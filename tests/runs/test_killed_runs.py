@@ -144,10 +144,10 @@ def test_a_run_of_two_processes_resumes_on_one(tmp_path):
     signal_after(20, signal.SIGTERM, child.process, resumed, "transformer")
     assert child.wait() == 143, child.err.read_text()
     run(*fit("transformer", "--ckpt_path=last", **settings), cwd=resumed).finish()
-    ours, theirs = (read(folder(cwd, "transformer") / "checkpoints/last.ckpt") for cwd in (resumed, whole))
-    assert ours["global_step"] == theirs["global_step"] == 60
-    for name, weight in theirs["state_dict"].items():
-        torch.testing.assert_close(ours["state_dict"][name], weight, atol=1e-9, rtol=1e-8)
+    actual, expected = (read(folder(cwd, "transformer") / "checkpoints/last.ckpt") for cwd in (resumed, whole))
+    assert actual["global_step"] == expected["global_step"] == 60
+    for name, weight in expected["state_dict"].items():
+        torch.testing.assert_close(actual["state_dict"][name], weight, atol=1e-9, rtol=1e-8)
 
 
 @pytest.mark.parametrize("model", NETWORKS)

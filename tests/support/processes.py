@@ -339,17 +339,17 @@ def in_process(monkeypatch, *arguments):
 
 def in_terminal(command, cwd, environment, columns=120):
     """Run a command in a pseudo-terminal, and return its exit status and output."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, columns))
+    terminal, stream = pty.openpty()
+    termios.tcsetwinsize(stream, (24, columns))
     process = subprocess.Popen(
-        command, cwd=cwd, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        command, cwd=cwd, env=environment, stdin=stream, stdout=stream, stderr=stream, start_new_session=True
     )
-    os.close(theirs)
+    os.close(stream)
     printed = b""
     with suppress(OSError):  # reading fails when the command has closed the terminal
-        while part := os.read(ours, 4096):
+        while part := os.read(terminal, 4096):
             printed += part
-    os.close(ours)
+    os.close(terminal)
     return process.wait(60), printed.decode()
 
 

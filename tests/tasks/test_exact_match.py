@@ -36,8 +36,8 @@ def test_the_symbol_error_rate_of_subwords_counts_characters():
     generator = random.Random(0)
     texts = ["".join(generator.choices("ab ", k=generator.randint(0, 9))) for _ in range(200)]
     outputs, references = texts[:100], texts[100:]
-    found = edit_distances(*([tokenizer.split_scored(text) for text in side] for side in (outputs, references)))
-    assert found.sum() == edit_distance(outputs, references, reduction="sum")
+    distances = edit_distances(*([tokenizer.split_scored(text) for text in side] for side in (outputs, references)))
+    assert distances.sum() == edit_distance(outputs, references, reduction="sum")
 
 
 class Scripted(Seq2SeqNetwork):

@@ -235,8 +235,8 @@ def test_attention_and_its_gradients_equal_float64(keys, precision, masking):
     exact_context = scores.softmax(-1) @ exact[2]
     exact_context.backward(gradient.double())
     pairs = [(context, exact_context), *((x.grad, y.grad) for x, y in zip((query, key, value), exact, strict=True))]
-    for ours, theirs in pairs:
-        assert (ours.double() - theirs).norm() <= 4 * torch.finfo(dtype).eps * theirs.norm()
+    for actual, reference in pairs:
+        assert (actual.double() - reference).norm() <= 4 * torch.finfo(dtype).eps * reference.norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -255,12 +255,12 @@ def test_naive_bayes_is_the_same_in_half_precision(tmp_path):
     (data, module), (_, exact) = make_classifier(tmp_path), make_classifier(tmp_path)
     for other, precision in ((module, "bf16-true"), (exact, "32-true")):
         make_trainer(precision, max_steps=1).fit(other, data)
-    ours, theirs = (other.network.naive_bayes for other in (module, exact))
-    assert int(theirs.scores.max()) > 256, "bfloat16 would round such integers"
-    assert ours.scores.equal(theirs.scores)
-    assert ours.prior.equal(theirs.prior)
+    actual, reference = (other.network.naive_bayes for other in (module, exact))
+    assert int(reference.scores.max()) > 256, "bfloat16 would round such integers"
+    assert actual.scores.equal(reference.scores)
+    assert actual.prior.equal(reference.prior)
     words = torch.randint(4, data.vocab_size, (5, 8))
-    torch.testing.assert_close(ours(words), theirs(words), rtol=0, atol=0)
+    torch.testing.assert_close(actual(words), reference(words), rtol=0, atol=0)
 
 
 def test_sums_of_a_mean_are_never_in_half_precision():
@@ -354,8 +354,8 @@ def test_averaged_weights_equal_float64(precision, tmp_path):
     for step, trained in enumerate(weights.steps[1:], start=1):
         share = max(3 / (step + 3), 0.1)
         expected = [(1 - share) * mean + share * weight for mean, weight in zip(expected, trained, strict=True)]
-    for ours, mean in zip(averaging._average_model.module.parameters(), expected, strict=True):
-        torch.testing.assert_close(ours.double(), mean, rtol=1e-4, atol=1e-6)
+    for actual, mean in zip(averaging._average_model.module.parameters(), expected, strict=True):
+        torch.testing.assert_close(actual.double(), mean, rtol=1e-4, atol=1e-6)
     trainer.save_checkpoint(tmp_path / "mean.ckpt")
     saved = read(tmp_path / "mean.ckpt")
     assert saved["state_dict"]["network.naive_bayes.scores"].equal(module.network.naive_bayes.scores)
@@ -388,8 +388,8 @@ def test_a_failing_validation_restores_the_trained_weights(tmp_path):
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="in the validation"):
         trainer.fit(module, data)
-    for ours, trained in zip(module.parameters(), weights.steps[-1], strict=True):
-        assert ours.double().equal(trained)
+    for actual, trained in zip(module.parameters(), weights.steps[-1], strict=True):
+        assert actual.double().equal(trained)
 
 
 def test_steps_skipped_by_the_gradient_scaler_are_counted(tmp_path, capsys):

@@ -79,8 +79,8 @@ def test_sources_that_also_occur_in_training_are_counted(task, tmp_path):
         settings["val"] = settings["train"]
     path.write_text(yaml.safe_dump(config))
     child = run("fit", "--config", path, "--trainer.max_steps=1", cwd=tmp_path).finish()
-    found = re.search(r"([\d,]+) of ([\d,]+) \w+ of val also occur in train", child.err.read_text())
-    assert found[1] == found[2] or (task.startswith("reviews") and int(found[1]) > 100)  # some are held out of train
+    counts = re.search(r"([\d,]+) of ([\d,]+) \w+ of val also occur in train", child.err.read_text())
+    assert counts[1] == counts[2] or (task.startswith("reviews") and int(counts[1]) > 100)  # some are held out of train
 
 
 def test_averaged_weights_are_validated_tested_and_resumed(tmp_path):

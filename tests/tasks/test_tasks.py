@@ -120,13 +120,13 @@ def test_a_report_shows_every_task(task, trained, tmp_path, command):
     command("report", trained, "--output", page)
     html = page.read_text()
     assert "val/loss" in html
-    (shown,) = json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1])["runs"]
-    assert shown["attention"]
+    (data,) = json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1])["runs"]
+    assert data["attention"]
     if task.startswith(("text", "masked")):
-        assert shown["attention"][0]["title"][:30] in TEXT
+        assert data["attention"][0]["title"][:30] in TEXT
     else:
         assert lines_of(trained)[0]["source"][:5] in html
-    assert ("probability" in shown["predictions"][0] if shown["predictions"] else False) == task.startswith("reviews")
+    assert ("probability" in data["predictions"][0] if data["predictions"] else False) == task.startswith("reviews")
 
 
 def test_an_archive_in_the_layout_of_imdb_is_learned_and_classified(tmp_path, command):
