@@ -54,22 +54,17 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_rows_are_skipped_and_kept_in_a_copy(damage, tmp_path, capsys):
     path = tmp_path / "metrics.csv"
-    lines = [
-        b"epoch,step,train/loss,val/loss",
-        b"0,0,0.7,",
-        DAMAGES[damage],
-        b"0,1,0.6,",
-        b"0,1,,0.8",
-        b"0,2,0.5,",
-        b"0,",
-    ]
-    path.write_bytes(b"\r\n".join(lines))
+    content = (
+        b"epoch,step,train/loss,val/loss\r\n0,0,0.7,\r\n%s\r\n0,1,0.6,\r\n\r\n0,1,,0.8\r\n0,2,0.5,\r\n0,"
+        % DAMAGES[damage]
+    )
+    path.write_bytes(content)
     rows, damaged = Run(tmp_path).read_rows()  # the last line may be incomplete
     assert [(row["step"], row["train/loss"]) for row in rows] == [("0", "0.7"), ("1", "0.6"), ("1", ""), ("2", "0.5")]
     assert damaged == 1
     MetricsWriter(str(tmp_path)).keep(2)
     assert [row["step"] for row in Run(tmp_path).read_rows()[0]] == ["0", "1", "1"]
-    assert (tmp_path / "metrics.csv.damaged").read_bytes() == b"\r\n".join(lines)
+    assert (tmp_path / "metrics.csv.damaged").read_bytes() == content
     assert "skipping 1 damaged row of " in capsys.readouterr().err
 
 
