@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from functools import partial
 
@@ -174,20 +175,15 @@ ONE, DDP, FSDP, TENSOR = "one process", "DDP", "FSDP2", "tensor parallel"
 
 CIRCUIT = [ONE, DDP, ONE, FSDP, ONE, TENSOR, DDP, FSDP, DDP, TENSOR, FSDP, TENSOR, ONE]
 """Layouts such that each of the four follows each other one once."""
-assert (
-    len(set(zip(CIRCUIT, CIRCUIT[1:], strict=False)) - {(name, name) for name in CIRCUIT}) == 4 * 3 == len(CIRCUIT) - 1
-)
+assert sorted(itertools.pairwise(CIRCUIT)) == sorted(itertools.permutations((ONE, DDP, FSDP, TENSOR), 2))
 
 
-SHARDED = [
-    partial(start_parallel, 2, 1, save_distributed_checkpoint=True),
-    partial(start_parallel, 4, 2, save_distributed_checkpoint=True),
-    partial(start_parallel, 2, 2, save_distributed_checkpoint=True),
-    start,
-    partial(start_parallel, 2, 1, save_distributed_checkpoint=True),
-    start_two,
-]
+start_sharded = partial(start_parallel, save_distributed_checkpoint=True)
+SHARDED = [partial(start_sharded, *sizes) for sizes in ((2, 1), (4, 2), (2, 2))]
+SHARDED += [start, partial(start_sharded, 2, 1), start_two]
 """Layouts of a run whose checkpoints are sharded if they can be."""
+
+SHORT = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
 
 
 @pytest.mark.parametrize(
@@ -211,10 +207,9 @@ def test_a_killed_run_resumes_in_any_other_layout(starts, settings, tmp_path):
 
 
 def test_a_sharded_checkpoint_is_read_by_all_commands(tmp_path, command):
-    settings = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
     one, divided = new_folders(tmp_path, "one", "divided")
-    start(*fit("gpt", **settings), cwd=one).finish()
-    start_parallel(4, 2, *fit("gpt", **settings), cwd=divided, save_distributed_checkpoint=True).finish()
+    start(*fit("gpt", **SHORT), cwd=one).finish()
+    start_sharded(4, 2, *fit("gpt", **SHORT), cwd=divided).finish()
     assert_close_runs(folder(divided, "gpt"), folder(one, "gpt"))
     saved = folder(divided, "gpt") / "checkpoints"
     names = sorted(path.name for path in saved.iterdir())
@@ -238,23 +233,21 @@ def test_a_sharded_checkpoint_is_read_by_all_commands(tmp_path, command):
 
 
 def test_a_kill_while_shards_are_written_keeps_the_checkpoint_before(tmp_path):
-    settings = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
-    begin = partial(start_parallel, 2, 1, save_distributed_checkpoint=True)
+    arguments = fit("gpt", "--ckpt_path=last", **SHORT)
     for call_number, call in enumerate((2, 1), start=1):  # the second start resumes at step 5
         step, fault = 5, ("while shards are written", call)
-        begin(*fit("gpt", "--ckpt_path=last", **settings), cwd=tmp_path, fault=fault).die()
+        start_sharded(2, 1, *arguments, cwd=tmp_path, fault=fault).die()
         saved = folder(tmp_path, "gpt") / "checkpoints"
         assert read(saved / "last.ckpt")["global_step"] == step
         assert len(list(saved.glob("last_step_10*.shards"))) == call_number, "the next one was begun"
-    begin(*fit("gpt", "--ckpt_path=last", **settings), cwd=tmp_path).finish()
+    start_sharded(2, 1, *arguments, cwd=tmp_path).finish()
     names = sorted(path.name for path in (folder(tmp_path, "gpt") / "checkpoints").glob("*.shards"))
     assert names == ["best_step_12.shards", "last_step_12.shards"]
 
 
 @pytest.mark.parametrize("faulty_rank", [None, 1], ids=["all processes", "one process"])
 def test_a_full_disk_while_shards_are_written_keeps_the_checkpoint_before(faulty_rank, tmp_path):
-    settings = UNDIVIDED | TWO_HEADS | WIDE | {"trainer.max_steps": 12}
-    begin = partial(start_parallel, 2, 1, save_distributed_checkpoint=True, cwd=tmp_path)
+    settings, begin = SHORT | WIDE, partial(start_sharded, 2, 1, cwd=tmp_path)
     fault = {"fault": ("while shards are written", 2, "the disk is full"), "faulty_rank": faulty_rank}
     child = begin(*fit("gpt", **settings), **fault)
     child.refuse(
@@ -269,8 +262,7 @@ def test_a_full_disk_while_shards_are_written_keeps_the_checkpoint_before(faulty
 
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_process_that_is_killed_while_shards_are_written_ends_the_other(killed, tmp_path):
-    settings = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
-    begin = partial(start_parallel, 2, 1, save_distributed_checkpoint=True, cwd=tmp_path)
+    settings, begin = SHORT, partial(start_sharded, 2, 1, cwd=tmp_path)
     child = begin(*fit("gpt", **settings), fault=("while shards are written", 2), faulty_rank=killed)
     child.wait()
     codes = [process.exitcode for process in (child.process, *child.others)]
