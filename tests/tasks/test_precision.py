@@ -100,6 +100,17 @@ class Recorder(Callback):
         self.handle.remove()
 
 
+def token_metrics(log_probs, targets):
+    """Return the mean loss and the accuracy over all tokens but padding."""
+    nll = right = tokens = 0
+    for scores, target in zip(log_probs, targets, strict=True):
+        real = target != PAD
+        nll -= scores.gather(-1, target.unsqueeze(-1)).squeeze(-1)[real].sum().item()
+        right += (scores.argmax(-1) == target)[real].sum().item()
+        tokens += real.sum().item()
+    return nll / tokens, right / tokens
+
+
 def expected_metrics(task, recorder, data, module):
     """Compute the metrics by definition, in float64, from the logits of all batches."""
     log_probs = [logits.log_softmax(-1) for logits in recorder.logits]
@@ -116,25 +127,14 @@ def expected_metrics(task, recorder, data, module):
             "f1": sum(f1) / len(f1),
         }
     if task == "masked_language_model":
-        nll = tokens = right = 0
-        for batch, scores in zip(recorder.batches, log_probs, strict=True):
-            text = batch.target_in
-            draws = [
-                torch.rand(3, text.size(1), generator=torch.Generator().manual_seed(int(row))) for row in batch.rows
-            ]
-            _, target = module._masked(text, torch.stack(draws, dim=1))
-            masked = target != PAD
-            nll -= scores.gather(-1, target.unsqueeze(-1)).squeeze(-1)[masked].sum().item()
-            right += (scores.argmax(-1) == target)[masked].sum().item()
-            tokens += masked.sum().item()
-        return {"loss": nll / tokens, "perplexity": math.exp(nll / tokens), "accuracy": right / tokens}
-    nll = tokens = right = 0
-    for batch, scores in zip(recorder.batches, log_probs, strict=True):
-        real = batch.target_out != PAD
-        nll -= scores.gather(-1, batch.target_out.unsqueeze(-1)).squeeze(-1)[real].sum().item()
-        right += (scores.argmax(-1) == batch.target_out)[real].sum().item()
-        tokens += real.sum().item()
-    loss = nll / tokens
+        targets = []
+        for batch in recorder.batches:
+            generators = [torch.Generator().manual_seed(int(row)) for row in batch.rows]
+            draws = [torch.rand(3, batch.target_in.size(1), generator=generator) for generator in generators]
+            targets.append(module._masked(batch.target_in, torch.stack(draws, dim=1))[1])
+        loss, accuracy = token_metrics(log_probs, targets)
+        return {"loss": loss, "perplexity": math.exp(loss), "accuracy": accuracy}
+    loss, accuracy = token_metrics(log_probs, [batch.target_out for batch in recorder.batches])
     if task == "language_model":
         per_token = data.datasets["val"].characters_per_token
         return {"loss": loss, "perplexity": math.exp(loss), "loss_per_character": loss / per_token}
@@ -145,7 +145,7 @@ def expected_metrics(task, recorder, data, module):
     return {
         "loss": loss,
         "perplexity": math.exp(loss),
-        "token_accuracy": right / tokens,
+        "token_accuracy": accuracy,
         "exact_match": sum(map(str.__eq__, predictions, targets)) / len(targets),
         "ser": word_error_rate(predictions, targets).item(),
         "bleu": sacrebleu.corpus_bleu(predictions, [targets], force=True).score,
