@@ -301,9 +301,9 @@ def test_a_mistake_on_the_command_line_is_reported_in_one_line(arguments, messag
         (["--config", DATE, "--data.init_args.locales=[en,de]"], "the vocabulary of the data must match the"),
     ],
 )
-@pytest.mark.parametrize("command", ["fit", "test"])
-def test_a_checkpoint_of_another_model_or_vocabulary_is_refused(command, settings, message, checkpoint, mistake):
-    assert message in mistake(command, *settings, "--ckpt_path", checkpoint)
+@pytest.mark.parametrize("name", ["fit", "test"])
+def test_a_checkpoint_of_another_model_or_vocabulary_is_refused(name, settings, message, checkpoint, mistake):
+    assert message in mistake(name, *settings, "--ckpt_path", checkpoint)
 
 
 def test_an_inconsistent_checkpoint_is_refused(checkpoint, mistake):

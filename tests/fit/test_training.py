@@ -25,7 +25,7 @@ from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT
 from lightning_tfm.optimizers import AdamW, LRSchedule, Muon
 from lightning_tfm.tasks import Seq2SeqModule
-from lightning_tfm.tokenization import PAD
+from lightning_tfm.tokenization import PAD, SymbolTokenizer
 from support.training import MODELS, make_module, make_trainer, small_copy
 
 
@@ -234,7 +234,7 @@ def test_long_sources_are_cut_in_titles(length):
         (lambda: LRSchedule(warmup_steps=3).check_max_steps(0), "max_steps must be at least 1.* is 0; try 1000"),
         (lambda: AdamW([torch.nn.Parameter(torch.zeros(1))], lr=float("inf")), "lr must be finite, but is inf"),
         (
-            lambda: make_module(small_copy(), text_metrics=["bleu"]),
+            lambda: Seq2SeqModule(MODELS["gpt"](5), SymbolTokenizer("ab"), 9, text_metrics=["bleu"]),
             "text_metrics must be empty unless the tokenizer is",
         ),
         (lambda: small_copy(batch_size=3).check_micro_batches(4), r"processes or micro-batches \(4\), but is 3"),
