@@ -36,8 +36,8 @@ test-soak: install
 # it cannot write its data to a full disk, and a signal that interrupts it can leave its lock locked.
 coverage: install
 	$(BIN)/python -m pytest -m "not soak" --cov --cov-report=term-missing:skip-covered \
-		--deselect tests/runs/test_faults.py::test_a_full_disk_is_reported_and_the_previous_checkpoint_is_kept \
-		--deselect tests/runs/test_resuming.py::test_two_signals_at_once_print_no_traceback
+		--deselect tests/runs/test_damaged_checkpoints.py::test_a_full_disk_is_reported_and_the_previous_checkpoint_is_kept \
+		--deselect tests/runs/test_signals.py::test_two_signals_at_once_print_no_traceback
 
 # Test the claims of all experiments with seeds 21 to 23.
 reproduce: install

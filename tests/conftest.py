@@ -13,12 +13,13 @@ import pytest
 import torch
 import wandb
 
+from lightning_tfm.data import GeneratedDataModule
 from lightning_tfm.networks import Network
 from lightning_tfm.tokenization import BOS, EOS, PAD
 from support.data import DATA
-from support.experiments import fit, made_once
+from support.experiments import fit, made_once, train_on_dates
 from support.networks import NETWORKS, VOCAB_SIZE, randomize
-from support.processes import run
+from support.processes import in_process, run
 
 # child processes inherit ignored signals: those of a job in the background, or of nohup
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -98,3 +99,46 @@ def browser():
     driver = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
     yield driver
     driver.quit()
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    """Return a function that runs a command in a new folder, and returns what it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments, status=0):
+        capsys.readouterr()
+        actual = in_process(monkeypatch, *arguments)
+        printed = capsys.readouterr()
+        assert actual == status, printed.err
+        return printed
+
+    return command
+
+
+@pytest.fixture
+def mistake(command, monkeypatch):
+    """Return a function that runs a command that fails before data are generated, and returns its line of error."""
+
+    def generated(self, split):
+        raise AssertionError("data were generated")
+
+    monkeypatch.setattr(GeneratedDataModule, "pairs", generated)
+
+    def mistake(*arguments):
+        (line,) = command(*arguments, status=2).err.splitlines()
+        assert line.startswith("lightning-tfm: error: ")
+        return line
+
+    return mistake
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory):
+    """Train briefly on dates by the console script, without a W&B login and without standard input."""
+    return made_once("user", train_on_dates, tmp_path_factory) / "runs/date_attention_lstm/version_0"
+
+
+@pytest.fixture
+def checkpoint(run_folder):
+    return run_folder / "checkpoints/best.ckpt"

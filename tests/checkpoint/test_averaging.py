@@ -1,15 +1,70 @@
-"""Averaged checkpoints."""
+"""Averaged weights: of the steps of a run, and of checkpoints."""
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
 
 import pytest
 import torch
 from torch import nn
 
-from lightning_tfm.checkpoint import averaging
+from lightning_tfm.checkpoint import averaging, read
 from lightning_tfm.checkpoint.averaging import average_checkpoints
+from support.equality import equal
+from support.experiments import trained_run, write_task
+from support.processes import run
+
+
+def test_the_average_equals_its_definition(tmp_path):
+    """The average covers about a third of the steps at first, and uses the configured decay from the fourth step."""
+    path = write_task("reviews_classifier", tmp_path)
+    option = "--trainer.callbacks+={class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {decay: 0.45}}"
+    expected = None
+    for steps in range(1, 5):  # killed with equal max_steps, on which the schedule depends
+        cwd = tmp_path / str(steps)
+        cwd.mkdir()
+        child = run(
+            "fit", "--config", path, option, "--trainer.max_steps=4", "--checkpoint.every_n_train_steps=1",
+            cwd=cwd, fault=("before an update of the weights", steps + 1),
+        )  # fmt: skip
+        assert child.wait() in (0, -9)
+        last = read(cwd / "runs/reviews_classifier/version_0/checkpoints/last.ckpt")
+        assert last["global_step"] == steps
+        trained = last["current_model_state"]
+        if expected is None:
+            expected = {name: weight.double() for name, weight in trained.items()}
+        else:
+            share = {2: 3 / 4, 3: 3 / 5, 4: 0.55}[steps]
+            expected = {name: (1 - share) * mean + share * trained[name].double() for name, mean in expected.items()}
+        for name, mean in expected.items():
+            torch.testing.assert_close(last["state_dict"][name].double(), mean, rtol=1e-4, atol=1e-6)
+
+
+def test_checkpoints_are_averaged(tmp_path_factory, tmp_path, command):
+    """A run can keep the checkpoints of its last validations to average them."""
+    folder = trained_run("spelling_gpt", tmp_path_factory)
+    run("fit", "--config", folder.parents[2] / "spelling_gpt.yaml", "--checkpoint.keep_last=3", cwd=tmp_path).finish()
+    checkpoints = tmp_path / "runs/spelling_gpt/version_0/checkpoints"
+    paths = [checkpoints / f"step_{step}.ckpt" for step in (20, 30, 40)]
+    assert sorted(checkpoints.glob("*.ckpt")) == sorted([*paths, checkpoints / "best.ckpt", checkpoints / "last.ckpt"])
+    assert [read(path)["global_step"] for path in paths] == [20, 30, 40]
+    equal(read(paths[2])["state_dict"], read(checkpoints / "last.ckpt")["state_dict"])
+    mean = tmp_path / "mean.ckpt"
+    command("average", *paths, "--output", mean)
+    weights = [read(path)["state_dict"] for path in (*paths, mean)]
+    for name, weight in weights[3].items():
+        torch.testing.assert_close(weight, sum(other[name] for other in weights[:3]) / 3)
+    command("generate", mean, "abc")
+    run("test", "--config", folder.parents[2] / "spelling_gpt.yaml", "--ckpt_path", mean, cwd=tmp_path).finish()
+    other = trained_run("text_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    message = command("average", paths[0], other, "--output", tmp_path / "none.ckpt", status=2).err
+    assert "all checkpoints must have the same class_path" in message
+    assert len(set(re.findall(r"'[^']+'", message))) == 2, "both files are named"
+    assert "--output must be a new file" in command("average", paths[0], "--output", mean, status=2).err
+    path = folder.parents[2] / "spelling_gpt.yaml"
+    message = command("fit", "--config", path, "--ckpt_path", mean, status=2).err
+    assert "mean.ckpt' must hold the optimizer's state to resume its run" in message
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

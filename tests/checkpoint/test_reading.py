@@ -12,7 +12,6 @@ import torch
 
 from lightning_tfm.checkpoint import content, latest_valid
 from support.experiments import fit
-from support.processes import in_process
 
 
 @pytest.fixture
@@ -41,14 +40,14 @@ def counts(monkeypatch):
     return counts
 
 
-def test_fit_reads_the_checkpoint_that_it_resumes_once(last, counts, monkeypatch):
-    assert in_process(monkeypatch, *fit("gpt", "--ckpt_path=last")) == 0
+def test_fit_reads_the_checkpoint_that_it_resumes_once(last, counts, command):
+    command(*fit("gpt", "--ckpt_path=last"))
     assert {kind: counts[kind, last.name] for kind in ("hashed", "loaded")} == {"hashed": 1, "loaded": 1}
 
 
-@pytest.mark.parametrize("command", ["validate", "test"])
-def test_an_evaluation_reads_its_checkpoint_once(command, last, counts, monkeypatch):
-    assert in_process(monkeypatch, command, last) == 0
+@pytest.mark.parametrize("name", ["validate", "test"])
+def test_an_evaluation_reads_its_checkpoint_once(name, last, counts, command):
+    command(name, last)
     assert {kind: counts[kind, last.name] for kind in ("hashed", "loaded")} == {"hashed": 1, "loaded": 1}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import signal
@@ -24,14 +23,15 @@ import pytest
 from lightning_tfm.callbacks import Heartbeat
 from lightning_tfm.distributed import launch
 from lightning_tfm.errors import UserError
+from lightning_tfm.runs.record import Run
 from support.equality import assert_same_run
 from support.experiments import fit, folder, new_folders, tiny, wait_for_step
 from support.processes import (
+    ENVIRONMENT,
     EXPERIMENTS,
     TWO_PROCESSES,
     Child,
     free_port,
-    in_process,
     run,
     start,
     start_elastic,
@@ -133,7 +133,7 @@ def test_two_machines_train_as_one_process(machines, tmp_path):
     alone, together = new_folders(tmp_path, "alone", "together")
     child = start(*elastic(1, 1), cwd=alone)
     for rank in (child, *start_nodes(machines, 1, together)):
-        assert rank.wait() == 0, rank.err.read_text()
+        rank.finish()
     assert_same_run(together, alone, "gpt", same_processes=False)
 
 
@@ -181,8 +181,8 @@ def test_a_busy_process_is_not_lost(tmp_path):
         "            pass\n"
     )
     options = ["--trust-package=busy", "--trainer.callbacks+=busy.Busy", "--heartbeat.timeout=5"]
-    child = start_two(*fit("gpt", *options, **{"trainer.max_steps": 12}), cwd=tmp_path).finish()
-    assert "lost" not in child.err.read_text()
+    child = start_two(*fit("gpt", *options, **{"trainer.max_steps": 12}), cwd=tmp_path)
+    assert "lost" not in child.finish().err.read_text()
 
 
 def test_processes_that_were_all_stopped_go_on(tmp_path):
@@ -194,8 +194,7 @@ def test_processes_that_were_all_stopped_go_on(tmp_path):
         for process in processes:
             os.kill(process.pid, signum)
         time.sleep(8 if signum == signal.SIGSTOP else 0)
-    assert child.wait() == 0, child.err.read_text()
-    assert "lost" not in child.err.read_text()
+    assert "lost" not in child.finish().err.read_text()
 
 
 def test_an_error_of_one_process_ends_the_others(tmp_path):
@@ -226,15 +225,11 @@ def test_a_port_in_use_ends_all_processes(answers, tmp_path):
 
             threading.Thread(target=close, daemon=True).start()
         port = str(other.getsockname()[1])
-        both = [
-            start(*fit("gpt", *TWO_PROCESSES), cwd=tmp_path, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **rank)
-            for rank in ({"NODE_RANK": "0", "LOCAL_RANK": "0"}, {"NODE_RANK": "0", "LOCAL_RANK": "1"})
-        ]
+        settings = {"cwd": tmp_path, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0"}
+        both = [start(*fit("gpt", *TWO_PROCESSES), **settings, LOCAL_RANK=rank) for rank in ("0", "1")]
         assert [child.wait() for child in both] == [2, 2]
-    printed = both[0].err.read_text()
-    message = "lightning-tfm: error: MASTER_PORT must be a free port on the machine of rank 0, but another program uses"
-    assert printed.splitlines()[-1].startswith(f"{message} {port}")
-    assert "Traceback" not in printed + both[1].err.read_text()
+    both[0].refuse(f"MASTER_PORT must be a free port on the machine of rank 0, but another program uses {port}")
+    assert "Traceback" not in both[1].err.read_text()
     assert not list(tmp_path.glob("runs/copy_gpt/*"))
 
 
@@ -263,50 +258,32 @@ def test_a_signal_ends_the_wait_for_other_machines(rank, signum, status, tmp_pat
             each.process.join()
 
 
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "GROUP_WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2"}
+
+
 @pytest.mark.parametrize(
-    ("options", "environment", "message"),
+    ("option", "environment", "message"),
     [
-        (
-            ["--trainer.devices=640"],
-            {},
-            "trainer.devices must be at most .* on this machine, which has .* cores, but is 640",
-        ),
-        (["--trainer.num_nodes=2"], {}, "trainer.num_nodes must be 1 without a launcher of several machines, but is 2"),
-        (["--trainer.devices=0"], {}, "trainer.devices must be at least 1, but is 0; try 1"),
-        (
-            ["--trainer.accelerator=gpu"],
-            {},
-            "trainer.accelerator must be available on this machine, but is gpu; try auto",
-        ),
-        (
-            ["--trainer.devices=3"],
-            {"TORCHELASTIC_RUN_ID": "1", "GROUP_WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2"},
-            r"trainer.devices must be the number that torchrun has started \(2\), but is 3; leave it out",
-        ),
+        ("devices=640", {}, "devices must be at most .* on this machine, which has .* cores, but is 640"),
+        ("num_nodes=2", {}, "num_nodes must be 1 without a launcher of several machines, but is 2"),
+        ("devices=0", {}, "devices must be at least 1, but is 0; try 1"),
+        ("accelerator=gpu", {}, "accelerator must be available on this machine, but is gpu; try auto"),
+        ("devices=3", TORCHRUN, r"devices must be the number that torchrun has started \(2\), but is 3; leave it out"),
     ],
 )
-def test_devices_that_do_not_exist_are_refused(options, environment, message, tmp_path):
-    child = run(
-        *fit("gpt", "--trainer.accelerator=cpu", "--trainer.strategy=ddp", *options), cwd=tmp_path, **environment
-    )
-    assert child.wait() == 2
-    printed = child.err.read_text()
-    assert re.match(f"lightning-tfm: error: {message}", printed.splitlines()[-1])
-    assert "Traceback" not in printed
+def test_devices_that_do_not_exist_are_refused(option, environment, message, tmp_path):
+    arguments = fit("gpt", "--trainer.accelerator=cpu", "--trainer.strategy=ddp", f"--trainer.{option}")
+    run(*arguments, cwd=tmp_path, **environment).refuse(f"error: trainer.{message}")
     assert not list(tmp_path.glob("runs/copy_gpt/*"))
 
 
-def test_a_machine_without_ipv4_needs_an_address(tmp_path, monkeypatch, capsys):
+def test_a_machine_without_ipv4_needs_an_address(monkeypatch, command):
     def refuse(*args, **settings):
         raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(socket, "create_server", refuse)
-    assert in_process(monkeypatch, *fit("gpt", *TWO_PROCESSES)) == 2
-    assert (
-        "MASTER_ADDR must be set on a machine without IPv4, but is unset; set MASTER_ADDR=::1"
-        in capsys.readouterr().err
-    )
+    _, err = command(*fit("gpt", *TWO_PROCESSES), status=2)
+    assert "MASTER_ADDR must be set on a machine without IPv4, but is unset; set MASTER_ADDR=::1" in err
 
 
 def test_a_process_that_does_not_come_is_named_even_if_another_has_come_twice(monkeypatch):
@@ -342,15 +319,12 @@ def test_a_short_limit_is_refused():
         Heartbeat(timeout=1)
 
 
+JOINED = ENVIRONMENT | {"GLOO_SOCKET_IFNAME": "cable", "PYTHONPATH": str(Path(__file__).parents[2])}
+"""Environment of a command on one of the machines."""
+
+
 def torchrun(machine, host, nodes, cwd, *arguments):
     """Start a command with torchrun on a machine, whose output is in the file `stderr_MACHINE`."""
-    environment = {
-        "GLOO_SOCKET_IFNAME": "cable",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "WANDB_MODE": "disabled",
-    }
     options = {
         "nnodes": nodes,
         "max-restarts": 3,
@@ -365,7 +339,7 @@ def torchrun(machine, host, nodes, cwd, *arguments):
         return subprocess.Popen(
             [*command, "-m", "lightning_tfm", *map(str, arguments)],
             cwd=cwd,
-            env=os.environ | environment,
+            env=JOINED | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
             stdout=output,
             stderr=output,
         )
@@ -386,12 +360,11 @@ def test_torchrun_goes_on_after_the_loss_of_a_machine(comes_back, machines, tmp_
     others = [torchrun(second, first, nodes, together, *arguments, "--ckpt_path=last")] if comes_back else []
     for process, machine in zip((stays, *others), machines, strict=False):
         assert process.wait(120) == 0, (together / f"stderr_{machine.name}").read_text()
-    assert child.wait() == 0, child.err.read_text()
+    child.finish()
     assert_same_run(together, alone, "gpt", rows_lost=40, same_processes=False)
     printed = (together / f"stderr_{first.name}").read_text()
     assert re.search("^lightning-tfm: error: lost rank . on", printed, re.MULTILINE)
-    provenance = json.loads((folder(together, "gpt") / "provenance.json").read_text())
-    assert [entry["processes"] for entry in provenance] == [2, 2 if comes_back else 1]
+    assert [start["processes"] for start in Run(folder(together, "gpt")).starts] == [2, 2 if comes_back else 1]
 
 
 def test_a_second_machine_joins_a_sweep_and_its_trial_is_taken_up_when_it_is_lost(machines, tmp_path):
@@ -410,8 +383,8 @@ def test_a_second_machine_joins_a_sweep_and_its_trial_is_taken_up_when_it_is_los
     lost = next(number for number, machine in enumerate(machines) if trains(machine, together / "runs/tiny/trial_0002"))
     machines[lost].signal(signal.SIGKILL)
     both[lost].process.join()
-    assert both[1 - lost].wait() == 0, both[1 - lost].err.read_text()
-    assert child.wait() == 0, child.err.read_text()
+    both[1 - lost].finish()
+    child.finish()
     assert (together / "runs/tiny/trials.csv").read_text() == (alone / "runs/sweeps/tiny/trials.csv").read_text()
 
 
@@ -448,11 +421,8 @@ def test_a_job_of_slurm_is_requeued_and_goes_on(signum, machines, tmp_path):
         (programs / name).chmod(0o755)
     arguments = elastic(1, 1, **{"trainer.max_steps": 240, "trainer.val_check_interval": 60})
     child = start(*arguments, cwd=alone)
-    environment = {
-        "GLOO_SOCKET_IFNAME": "cable",
-        "OMP_NUM_THREADS": "1",
+    environment = JOINED | {
         "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
         "SLURM_JOB_ID": "4242",
         "SLURM_JOB_NAME": "lightning-tfm",
         "SLURM_NNODES": "2",
@@ -460,12 +430,11 @@ def test_a_job_of_slurm_is_requeued_and_goes_on(signum, machines, tmp_path):
         "SLURM_NTASKS": "2",
         "SLURM_NTASKS_PER_NODE": "1",
         "MACHINES": machines[0].name.removesuffix("_0"),
-        "WANDB_MODE": "disabled",
     }
     command = ["bash", str(EXPERIMENTS / "slurm.sbatch"), *map(str, arguments[1:])]
     for status in (128 + signum, 0):
         with open(together / "stderr", "a") as output:
-            job = subprocess.Popen(command, cwd=together, env=os.environ | environment, stdout=output, stderr=output)
+            job = subprocess.Popen(command, cwd=together, env=environment, stdout=output, stderr=output)
         if status:
             wait_for_step(20, job, together, "gpt")
             for machine in machines:

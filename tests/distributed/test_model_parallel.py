@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import csv
-import json
+import itertools
 import re
 from functools import partial
 
 import pytest
 import torch
-from lightning.pytorch.accelerators import CUDAAccelerator
 
 from lightning_tfm.checkpoint import read
-from lightning_tfm.distributed.parallel import broadcast_weights, check_activation_checkpointing, check_tensor_parallel
-from lightning_tfm.distributed.strategies import ModelParallel
 from lightning_tfm.errors import UserError
-from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Transformer
+from lightning_tfm.runs.record import Run
 from support.equality import equal
 from support.experiments import AVERAGED, MUON, TASKS, fit, folder, new_folders, write_task
 from support.processes import (
-    CONTEXT,
     EXPERIMENTS,
     TWO_PROCESSES,
-    in_process,
     ranks,
     start,
     start_elastic,
     start_parallel,
     start_two,
 )
+
+pytestmark = pytest.mark.run
+
 
 LAYOUTS = {
     "one process": start,
@@ -44,10 +41,13 @@ LAYOUTS = {
 }
 """Functions that start a run, by name of the layout."""
 
+
 TOLERANCE = 1e-5
+
 
 UNDIVIDED = {"model.init_args.network.init_args.dropout": 0.0, "trainer.max_steps": 50}
 """Settings of runs that are compared with one process; with data parallelism, each process has its own dropout."""
+
 
 FOUR_HEADS = {"model.init_args.network.init_args.num_heads": 4}
 TWO_HEADS = {"model.init_args.network.init_args.num_heads": 2}
@@ -55,6 +55,7 @@ DROPOUT = {"model.init_args.network.init_args.dropout": 0.2}
 ACCUMULATED = {"trainer.accumulate_grad_batches": 3}
 CLIPPED_BY_VALUE = {"trainer.gradient_clip_algorithm": "value", "trainer.gradient_clip_val": 0.01}
 WIDE = {"model.init_args.network.init_args.d_model": 64}
+
 
 VARIANTS = {
     "GPT, DDP": ("gpt", "DDP", TWO_HEADS),
@@ -77,7 +78,6 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.run
 def test_a_run_of_several_processes_equals_one_process(variant, tmp_path):
     model, layout, settings = VARIANTS[variant]
     one, divided = new_folders(tmp_path, "one", "divided")
@@ -97,7 +97,6 @@ def test_a_run_of_several_processes_equals_one_process(variant, tmp_path):
         ("attention_lstm", "FSDP2"),
     ],
 )
-@pytest.mark.run
 def test_a_run_in_mixed_precision_is_close_to_one_process(model, layout, tmp_path):
     settings = UNDIVIDED | {"trainer.precision": "bf16-mixed"} | (TWO_HEADS if model != "attention_lstm" else {})
     runs = {}
@@ -105,57 +104,25 @@ def test_a_run_in_mixed_precision_is_close_to_one_process(model, layout, tmp_pat
         (cwd,) = new_folders(tmp_path, name)
         LAYOUTS[name](*fit(model, **settings), cwd=cwd).finish()
         run = folder(cwd, model)
-        runs[name] = [float(row["train/loss"]) for row in rows(run) if row["train/loss"]]
-        assert {weight.dtype for weight in read(run / "checkpoints/last.ckpt")["state_dict"].values()} == {
-            torch.float32
-        }
+        runs[name] = [row["train/loss"] for row in Run(run).metrics() if "train/loss" in row]
+        weights = read(run / "checkpoints/last.ckpt")["state_dict"].values()
+        assert {weight.dtype for weight in weights} == {torch.float32}
     assert runs[layout] == pytest.approx(runs["one process"], rel=1e-3)
-
-
-def random_network(seed):
-    torch.manual_seed(seed)
-    return GPT(16, d_model=8, num_heads=2, num_layers=1, max_length=8)
-
-
-def broadcast(rank, rendezvous, results):
-    torch.distributed.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=2)
-    network = random_network(rank)
-    broadcast_weights(network, torch.device("cpu"))
-    results.put({name: weight.tolist() for name, weight in network.named_parameters()})
-    torch.distributed.destroy_process_group()
-
-
-def test_all_processes_start_from_the_weights_of_the_first(tmp_path):
-    results = CONTEXT.SimpleQueue()
-    processes = [CONTEXT.Process(target=broadcast, args=(rank, tmp_path / "rendezvous", results)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    found = [results.get() for _ in processes]
-    for process in processes:
-        process.join()
-    expected = {name: weight.tolist() for name, weight in random_network(0).named_parameters()}
-    assert found == [expected, expected]
 
 
 @pytest.mark.parametrize(
     "layout", ["DDP", "FSDP2", "tensor parallel", "FSDP2 and tensor parallel", "elastic determinism"]
 )
-@pytest.mark.run
 def test_nan_in_one_process_ends_all_and_earlier_checkpoints_are_kept(layout, tmp_path):
     fault = {"fault": ("in the loss", 31, "nan"), "faulty_rank": 1}
     child = LAYOUTS[layout](*fit("gpt", **UNDIVIDED | TWO_HEADS), cwd=tmp_path, **fault)
-    assert child.wait() == 2, child.err.read_text()
-    assert [other.exitcode for other in child.others] == [2] * len(child.others)
-    message = child.err.read_text()
-    assert re.search(r"gradients of \d+ weights are not finite", message.splitlines()[-1])
-    assert "Traceback" not in message
+    child.refuse(r"gradients of \d+ weights are not finite")
     content = read(folder(tmp_path, "gpt") / "checkpoints/last.ckpt")
     assert content["global_step"] == (5 if layout == "elastic determinism" else 30)  # with four losses per step
     assert all(weight.isfinite().all() for weight in content["state_dict"].values())
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.run
 def test_a_task_trains_as_in_one_process(task, tmp_path):
     path = write_task(task, tmp_path)
     one, divided = new_folders(tmp_path, "one", "divided")
@@ -173,20 +140,18 @@ def test_a_task_trains_as_in_one_process(task, tmp_path):
     assert_close_runs(*(cwd / f"runs/{task}/version_0" for cwd in (divided, one)))
 
 
-def assert_close_runs(ours, theirs):
+def assert_close_runs(actual_run, expected_run):
     """Assert that two runs have the same weights, losses, predictions and test metrics, within the tolerance.
 
     Note:
         The keys' biases are left out: a softmax over keys does not depend on them, so their gradients are rounding
         errors, which AdamW scales to steps of the size of the learning rate.
     """
-    logs = [rows(path) for path in (ours, theirs)]
-    assert [row["step"] for row in logs[0]] == [row["step"] for row in logs[1]]
-    for row, expected in zip(*logs, strict=True):
-        for name, value in expected.items():
-            if value and name not in ("step", "tokens_per_second"):
-                assert float(row[name]) == pytest.approx(float(value), rel=TOLERANCE, abs=TOLERANCE), name
-    weights, reference = (read(path / "checkpoints/last.ckpt")["state_dict"] for path in (ours, theirs))
+    for row, expected in zip(Run(actual_run).metrics(), Run(expected_run).metrics(), strict=True):
+        for log in (row, expected):
+            log.pop("tokens_per_second", None)
+        assert row == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE)
+    weights, reference = (read(path / "checkpoints/last.ckpt")["state_dict"] for path in (actual_run, expected_run))
     assert list(weights) == list(reference)
     for name, value in reference.items():
         compared = torch.ones_like(value, dtype=torch.bool)
@@ -195,40 +160,30 @@ def assert_close_runs(ours, theirs):
             compared.view(parts, -1)[parts - 2] = False
         difference = (weights[name] - value)[compared].abs()
         assert (difference <= TOLERANCE * (1 + value[compared].abs())).all(), (name, difference.max())
-    tests = [json.loads((path / "summary.json").read_text())["test"] for path in (ours, theirs)]
+    tests = [Run(path).summary.test for path in (actual_run, expected_run)]
     assert tests[0].keys() == tests[1].keys()
     for name, value in tests[1].items():
         assert tests[0][name] == (pytest.approx(value, rel=TOLERANCE) if isinstance(value, float) else value)
-    if (theirs / "predictions.jsonl").is_file():
-        for line, expected in zip(*map(predictions, (ours, theirs)), strict=True):
+    if (expected_run / "predictions.jsonl").is_file():
+        for line, expected in zip(Run(actual_run).predictions, Run(expected_run).predictions, strict=True):
             assert line.pop("nll") == pytest.approx(expected.pop("nll"), rel=TOLERANCE)
             assert line == expected
 
 
-def rows(run):
-    """Return the rows of the metrics of a run."""
-    return list(csv.DictReader((run / "metrics.csv").read_text().splitlines()))
-
-
-def predictions(run):
-    """Return the predictions of a run."""
-    return list(map(json.loads, (run / "predictions.jsonl").read_text().splitlines()))
-
-
 ONE, DDP, FSDP, TENSOR = "one process", "DDP", "FSDP2", "tensor parallel"
+
+
 CIRCUIT = [ONE, DDP, ONE, FSDP, ONE, TENSOR, DDP, FSDP, DDP, TENSOR, FSDP, TENSOR, ONE]
 """Layouts such that each of the four follows each other one once."""
+assert sorted(itertools.pairwise(CIRCUIT)) == sorted(itertools.permutations((ONE, DDP, FSDP, TENSOR), 2))
 
 
-SHARDED = [
-    partial(start_parallel, 2, 1, save_distributed_checkpoint=True),
-    partial(start_parallel, 4, 2, save_distributed_checkpoint=True),
-    partial(start_parallel, 2, 2, save_distributed_checkpoint=True),
-    start,
-    partial(start_parallel, 2, 1, save_distributed_checkpoint=True),
-    start_two,
-]
+start_sharded = partial(start_parallel, save_distributed_checkpoint=True)
+SHARDED = [partial(start_sharded, *sizes) for sizes in ((2, 1), (4, 2), (2, 2))]
+SHARDED += [start, partial(start_sharded, 2, 1), start_two]
 """Layouts of a run whose checkpoints are sharded if they can be."""
+
+SHORT = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
 
 
 @pytest.mark.parametrize(
@@ -240,7 +195,6 @@ SHARDED = [
     ],
     ids=["AdamW", "Muon", "sharded checkpoints"],
 )
-@pytest.mark.run
 def test_a_killed_run_resumes_in_any_other_layout(starts, settings, tmp_path):
     settings = UNDIVIDED | TWO_HEADS | settings | {"trainer.max_steps": 5 * len(starts)}
     whole, killed = new_folders(tmp_path, "whole", "killed")
@@ -252,19 +206,16 @@ def test_a_killed_run_resumes_in_any_other_layout(starts, settings, tmp_path):
     assert_close_runs(folder(killed, "gpt"), folder(whole, "gpt"))
 
 
-@pytest.mark.run
-def test_a_sharded_checkpoint_is_read_by_all_commands(tmp_path, monkeypatch, capsys):
-    settings = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
+def test_a_sharded_checkpoint_is_read_by_all_commands(tmp_path, command):
     one, divided = new_folders(tmp_path, "one", "divided")
-    start(*fit("gpt", **settings), cwd=one).finish()
-    start_parallel(4, 2, *fit("gpt", **settings), cwd=divided, save_distributed_checkpoint=True).finish()
+    start(*fit("gpt", **SHORT), cwd=one).finish()
+    start_sharded(4, 2, *fit("gpt", **SHORT), cwd=divided).finish()
     assert_close_runs(folder(divided, "gpt"), folder(one, "gpt"))
     saved = folder(divided, "gpt") / "checkpoints"
     names = sorted(path.name for path in saved.iterdir())
     assert names == ["best.ckpt", "best_step_12.shards", "last.ckpt", "last_step_12.shards"]
     assert len(list((saved / "last_step_12.shards").iterdir())) == 4
     assert (saved / "last.ckpt").stat().st_size < (folder(one, "gpt") / "checkpoints/last.ckpt").stat().st_size
-    monkeypatch.chdir(tmp_path)
     commands = [
         ("export", saved / "best.ckpt", "--format=single", "--output=exported"),
         ("generate", saved / "best.ckpt", "1 2 3"),
@@ -272,9 +223,7 @@ def test_a_sharded_checkpoint_is_read_by_all_commands(tmp_path, monkeypatch, cap
         ("generate", folder(one, "gpt") / "checkpoints/best.ckpt", "1 2 3"),
         ("runs", divided),
     ]
-    for command in commands:
-        assert in_process(monkeypatch, *command) in (0, None)
-    _, *answers = capsys.readouterr().out.splitlines()[:4]
+    _, *answers, _ = (command(*arguments).out.splitlines()[0] for arguments in commands)
     assert len(set(answers)) == 1
     equal(read(tmp_path / "exported/model.ckpt"), read(saved / "best.ckpt"))
     (shard, *_) = (saved / "best_step_12.shards").iterdir()
@@ -283,37 +232,27 @@ def test_a_sharded_checkpoint_is_read_by_all_commands(tmp_path, monkeypatch, cap
         read(saved / "best.ckpt")
 
 
-@pytest.mark.run
 def test_a_kill_while_shards_are_written_keeps_the_checkpoint_before(tmp_path):
-    settings = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
-    begin = partial(start_parallel, 2, 1, save_distributed_checkpoint=True)
+    arguments = fit("gpt", "--ckpt_path=last", **SHORT)
     for call_number, call in enumerate((2, 1), start=1):  # the second start resumes at step 5
         step, fault = 5, ("while shards are written", call)
-        begin(*fit("gpt", "--ckpt_path=last", **settings), cwd=tmp_path, fault=fault).die()
+        start_sharded(2, 1, *arguments, cwd=tmp_path, fault=fault).die()
         saved = folder(tmp_path, "gpt") / "checkpoints"
         assert read(saved / "last.ckpt")["global_step"] == step
         assert len(list(saved.glob("last_step_10*.shards"))) == call_number, "the next one was begun"
-    begin(*fit("gpt", "--ckpt_path=last", **settings), cwd=tmp_path).finish()
+    start_sharded(2, 1, *arguments, cwd=tmp_path).finish()
     names = sorted(path.name for path in (folder(tmp_path, "gpt") / "checkpoints").glob("*.shards"))
     assert names == ["best_step_12.shards", "last_step_12.shards"]
 
 
 @pytest.mark.parametrize("faulty_rank", [None, 1], ids=["all processes", "one process"])
-@pytest.mark.run
 def test_a_full_disk_while_shards_are_written_keeps_the_checkpoint_before(faulty_rank, tmp_path):
-    settings = UNDIVIDED | TWO_HEADS | WIDE | {"trainer.max_steps": 12}
-    begin = partial(start_parallel, 2, 1, save_distributed_checkpoint=True, cwd=tmp_path)
+    settings, begin = SHORT | WIDE, partial(start_sharded, 2, 1, cwd=tmp_path)
     fault = {"fault": ("while shards are written", 2, "the disk is full"), "faulty_rank": faulty_rank}
     child = begin(*fit("gpt", **settings), **fault)
-    assert child.wait() == 2, child.err.read_text()
-    assert [other.exitcode for other in child.others] == [2]
-    message = child.err.read_text()
-    assert re.match(
-        r"lightning-tfm: error: the shards 'runs/.*last_step_10\.shards' cannot be written: .*File too large.*; the "
-        "checkpoint before is kept; free disk space",
-        message.splitlines()[-1],
+    child.refuse(
+        r"shards 'runs/.*last_step_10\.shards' cannot be written: .*File too large.*; the checkpoint before is"
     )
-    assert "Traceback" not in message
     saved = folder(tmp_path, "gpt") / "checkpoints"
     assert read(saved / "last.ckpt")["global_step"] == 5
     assert [path.name for path in saved.glob("last*.shards")] == ["last_step_5.shards"]
@@ -322,10 +261,8 @@ def test_a_full_disk_while_shards_are_written_keeps_the_checkpoint_before(faulty
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-@pytest.mark.run
 def test_a_process_that_is_killed_while_shards_are_written_ends_the_other(killed, tmp_path):
-    settings = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
-    begin = partial(start_parallel, 2, 1, save_distributed_checkpoint=True, cwd=tmp_path)
+    settings, begin = SHORT, partial(start_sharded, 2, 1, cwd=tmp_path)
     child = begin(*fit("gpt", **settings), fault=("while shards are written", 2), faulty_rank=killed)
     child.wait()
     codes = [process.exitcode for process in (child.process, *child.others)]
@@ -339,12 +276,6 @@ def test_a_process_that_is_killed_while_shards_are_written_ends_the_other(killed
     assert sorted(path.name for path in saved.glob("*.shards")) == ["best_step_12.shards", "last_step_12.shards"]
 
 
-def test_the_circuit_has_all_pairs_of_layouts():
-    pairs = list(zip(CIRCUIT, CIRCUIT[1:], strict=False))
-    assert len(set(pairs)) == len(pairs) == 4 * 3
-    assert all(before != after for before, after in pairs)
-
-
 @pytest.mark.parametrize(
     ("settings", "layouts"),
     [
@@ -352,39 +283,16 @@ def test_the_circuit_has_all_pairs_of_layouts():
         ({"model.init_args.network.init_args.cross_attention": "monotonic"}, ["FSDP2"]),  # trained with noise
     ],
 )
-@pytest.mark.run
 def test_a_trained_model_is_tested_in_every_layout(settings, layouts, tmp_path):
     start(*fit("transformer", **settings | {"trainer.max_steps": 20}), cwd=tmp_path).finish()
     trained = folder(tmp_path, "transformer")
     _, *arguments = fit("transformer", **settings)
     for number, layout in enumerate(layouts):
         LAYOUTS[layout]("test", *arguments, "--ckpt_path", trained / "checkpoints/best.ckpt", cwd=tmp_path).finish()
-        for line, expected in zip(*map(predictions, (trained.parent / f"test_{number}", trained)), strict=True):
+        tested = Run(trained.parent / f"test_{number}")
+        for line, expected in zip(tested.predictions, Run(trained).predictions, strict=True):
             assert line.pop("nll") == pytest.approx(expected.pop("nll"), rel=TOLERANCE)
             assert line == expected
-
-
-@pytest.mark.parametrize("network", [AttentionLSTM(11, 8), LinearTransformer(11, 8, 2, 1, max_length=8)])
-def test_networks_without_transformer_layers_are_only_sharded(network):
-    name = type(network).__name__
-    check_tensor_parallel(network, 1)
-    with pytest.raises(UserError, match=f"tensor_parallel_size must be 1 for {name}, whose layers cannot be divided"):
-        check_tensor_parallel(network, 2)
-    with pytest.raises(UserError, match=f"activation_checkpointing must be false for {name}"):
-        check_activation_checkpointing(network)
-
-
-@pytest.mark.parametrize(
-    ("network", "setting"),
-    [
-        (GPT(11, 8, 2, 1, max_length=8, positions="alibi"), "positions alibi"),
-        (Transformer(11, 8, 2, 1, 8, max_length=8, pointer_generator=True), "pointer_generator"),
-        (Transformer(11, 8, 2, 1, 8, max_length=8, cross_attention="monotonic"), "cross_attention monotonic"),
-    ],
-)
-def test_what_reads_all_heads_is_not_divided(network, setting):
-    with pytest.raises(UserError, match=f"tensor_parallel_size must be 1 for {setting}"):
-        check_tensor_parallel(network, 2)
 
 
 @pytest.mark.parametrize(
@@ -396,18 +304,9 @@ def test_what_reads_all_heads_is_not_divided(network, setting):
         ("gpt", 1, 0, "tensor_parallel_size must be at least 1, but is 0; try 1"),
     ],
 )
-@pytest.mark.run
 def test_a_mistake_ends_all_processes_with_one_line(model, number, size, message, tmp_path):
     start_parallel(number, size, *fit(model), cwd=tmp_path).refuse(message)
     assert not list(tmp_path.glob(f"runs/copy_{model}/*"))
-
-
-def test_gloo_is_refused_on_gpus():
-    strategy = ModelParallel(process_group_backend="gloo")
-    strategy.accelerator = CUDAAccelerator()
-    strategy.check_processes(1)
-    with pytest.raises(UserError, match="process_group_backend must be nccl on GPUs"):
-        strategy.check_processes(2)
 
 
 SHARDED_BY_TWO = [
@@ -425,7 +324,6 @@ SHARDED_BY_TWO = [
     ],
     ids=["DDP", "elastic determinism", "tensor parallel"],
 )
-@pytest.mark.run
 def test_processes_with_different_strategies_are_refused(first_has, named, tmp_path):
     starts = [partial(start, *fit("gpt", *options), cwd=tmp_path) for options in (first_has, SHARDED_BY_TWO)]
     first, second = (begin(**rank) for begin, rank in zip(starts, ranks(), strict=True))
@@ -434,6 +332,5 @@ def test_processes_with_different_strategies_are_refused(first_has, named, tmp_p
     assert not list(tmp_path.glob("runs/copy_gpt/*"))
 
 
-@pytest.mark.run
 def test_a_network_interface_that_does_not_exist_is_one_mistake(tmp_path):
     start_two(*fit("gpt"), cwd=tmp_path, GLOO_SOCKET_IFNAME="nosuch0").refuse("nosuch0")

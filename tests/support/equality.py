@@ -16,23 +16,23 @@ def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def equal(ours, theirs, where=""):
+def equal(actual, expected, where=""):
     """Assert that two nested values are bitwise equal, naming the first difference."""
-    assert type(ours) is type(theirs), where
-    if isinstance(ours, torch.Tensor):
-        assert ours.dtype == theirs.dtype, where
-        assert ours.shape == theirs.shape, where
-        assert ours.flatten().view(torch.uint8).equal(theirs.flatten().view(torch.uint8)), where
-    elif isinstance(ours, dict):
-        assert list(ours) == list(theirs), where
-        for key in ours:
-            equal(ours[key], theirs[key], f"{where}/{key}")
-    elif isinstance(ours, list | tuple):
-        assert len(ours) == len(theirs), where
-        for index, pair in enumerate(zip(ours, theirs, strict=True)):
+    assert type(actual) is type(expected), where
+    if isinstance(actual, torch.Tensor):
+        assert actual.dtype == expected.dtype, where
+        assert actual.shape == expected.shape, where
+        assert actual.flatten().view(torch.uint8).equal(expected.flatten().view(torch.uint8)), where
+    elif isinstance(actual, dict):
+        assert list(actual) == list(expected), where
+        for key in actual:
+            equal(actual[key], expected[key], f"{where}/{key}")
+    elif isinstance(actual, list | tuple):
+        assert len(actual) == len(expected), where
+        for index, pair in enumerate(zip(actual, expected, strict=True)):
             equal(*pair, f"{where}/{index}")
     else:
-        assert ours == theirs, where
+        assert actual == expected, where
 
 
 def assert_same_run(cwd, reference, model, rows_lost=0, best=True, same_processes=True):
@@ -40,18 +40,18 @@ def assert_same_run(cwd, reference, model, rows_lost=0, best=True, same_processe
     assert_same_files(folder(cwd, model), folder(reference, model), rows_lost, best, same_processes)
 
 
-def assert_same_files(ours, theirs, rows_lost=0, best=True, same_processes=True):
+def assert_same_files(actual, expected, rows_lost=0, best=True, same_processes=True):
     """Assert that the folders of two runs have bitwise equal checkpoints, logged metrics and test metrics.
 
     Args:
-        ours: one folder.
-        theirs: the other, the reference.
-        rows_lost: the most rows of the log that ours may lack.
+        actual: the folder of a run.
+        expected: the folder of the run that it must equal.
+        rows_lost: the most rows that the log of the first may lack.
         best: whether there is a best checkpoint.
         same_processes: whether both have the same number of processes, which divide the validation batches.
     """
     for name in ("last", "best") if best else ("last",):
-        contents = [read(path / f"checkpoints/{name}.ckpt") for path in (ours, theirs)]
+        contents = [read(path / f"checkpoints/{name}.ckpt") for path in (actual, expected)]
         for content in contents:
             for state in content["callbacks"].values():
                 state.pop("train_seconds", None)  # may differ
@@ -59,12 +59,12 @@ def assert_same_files(ours, theirs, rows_lost=0, best=True, same_processes=True)
             if not same_processes:
                 content["loops"]["fit_loop"].pop("epoch_loop.val_loop.batch_progress")
         equal(*contents, name)
-    logs = [list(csv.DictReader((path / "metrics.csv").read_text().splitlines())) for path in (ours, theirs)]
+    logs = [list(csv.DictReader((path / "metrics.csv").read_text().splitlines())) for path in (actual, expected)]
     for row in (row for log in logs for row in log):
         row.pop("tokens_per_second")  # may differ
     trained = [[row for row in log if row["train/loss"] or row.get("val/loss")] for log in logs]
     missing = [row for row in trained[1] if row not in trained[0]]
     assert len(missing) <= rows_lost
     assert trained[0] == [row for row in trained[1] if row not in missing]
-    tests = [json.loads((path / "summary.json").read_text())["test"] for path in (ours, theirs)]
+    tests = [json.loads((path / "summary.json").read_text())["test"] for path in (actual, expected)]
     assert tests[0] == tests[1]

@@ -6,6 +6,7 @@ import inspect
 import os
 import random
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from lightning_tfm import networks
 from lightning_tfm.checkpoint import read
 from lightning_tfm.tokenization import train_tokenizer
 from support.corpora import TEXT, reviews, sentences, write_lines
-from support.processes import EXPERIMENTS, run
+from support.processes import EXPERIMENTS, SCRIPT, run
 
 NETWORKS = {
     "transformer": {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32, "positions": "sinusoidal"},
@@ -246,3 +247,36 @@ def new_folders(parent, *names):
     for folder in folders:
         folder.mkdir()
     return folders
+
+
+DATE = EXPERIMENTS / "date_attention_lstm.yaml"
+COPY = EXPERIMENTS / "copy_transformer.yaml"
+
+
+def train_on_dates(folder):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    environment |= {"HOME": str(folder), "NETRC": str(folder / "none")}
+    settings = ["--trainer.max_steps=400", "--trainer.val_check_interval=200"]
+    settings += ["--data.init_args.train_size=12000", "--data.init_args.val_size=500", "--data.init_args.test_size=500"]
+    run = subprocess.run(
+        [SCRIPT, "fit", "--config", DATE, *settings],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "Traceback" not in run.stderr
+    (folder / "stdout").write_text(run.stdout)
+    (folder / "stderr").write_text(run.stderr)
+
+
+INPUTS = ["Thursday, May 3, 1979", "31/12/1999", "Feb 29, 2000", "7 October 2011"]
+OUTPUTS = ["1979-05-03", "1999-12-31", "2000-02-29", "2011-10-07"]
+
+
+STOPPING = (
+    "[{class_path: lightning.pytorch.callbacks.EarlyStopping, init_args: {monitor: %s, patience: 1, min_delta: 9}}]"
+)

@@ -128,3 +128,6 @@ COUNTED = {
     "fsync": lambda arguments: os.readlink(f"/proc/self/fd/{arguments[0]}").endswith(".ckpt.part"),
 }
 """Predicates of the path of a checkpoint, by the name of the function that is called with it."""
+
+
+PLANTED = "import pathlib\npathlib.Path('canary').touch()\nclass Evil:\n    pass\n"

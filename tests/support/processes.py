@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pty
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -37,6 +38,9 @@ CONTEXT.set_forkserver_preload(["lightning_tfm.fit.cli", "datamodules", "optuna"
 
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+SCRIPT = Path(sys.executable).with_name("lightning-tfm")
+ENVIRONMENT = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+"""Environment of a command that is started by its script."""
 
 
 @dataclass
@@ -66,13 +70,26 @@ class Child:
             other.kill()
         assert self.wait() == -signal.SIGKILL, self.err.read_text()
 
-    def refuse(self, message: str) -> None:
-        """Wait for all processes, whose mistake must be reported in one line that contains a message."""
+    def interrupted(self, status: int) -> tuple[str, list[str]]:
+        """Wait for an interruption, and return its message and the arguments of the command that resumes."""
+        assert self.wait() == status, self.err.read_text()
+        printed = self.err.read_text()
+        assert "Traceback" not in printed
+        message, command = printed.splitlines()[-2:]
+        program, *arguments = shell_words(command)
+        assert program == "lightning-tfm"
+        return message, arguments
+
+    def refuse(self, message: str) -> str:
+        """Wait for all processes, whose last line must report a mistake by a text or a pattern; return the line."""
         assert self.wait() == 2, self.err.read_text()
         assert [other.exitcode for other in self.others] == [2] * len(self.others)
         printed = self.err.read_text()
-        assert message in printed.splitlines()[-1]
+        last = printed.splitlines()[-1]
+        assert last.startswith("lightning-tfm: error: ")
+        assert message in last or re.search(message, last), last
         assert "Traceback" not in printed
+        return last
 
 
 def start(
@@ -322,15 +339,21 @@ def in_process(monkeypatch, *arguments):
 
 def in_terminal(command, cwd, environment, columns=120):
     """Run a command in a pseudo-terminal, and return its exit status and output."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, columns))
+    terminal, stream = pty.openpty()
+    termios.tcsetwinsize(stream, (24, columns))
     process = subprocess.Popen(
-        command, cwd=cwd, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        command, cwd=cwd, env=environment, stdin=stream, stdout=stream, stderr=stream, start_new_session=True
     )
-    os.close(theirs)
+    os.close(stream)
     printed = b""
     with suppress(OSError):  # reading fails when the command has closed the terminal
-        while part := os.read(ours, 4096):
+        while part := os.read(terminal, 4096):
             printed += part
-    os.close(ours)
+    os.close(terminal)
     return process.wait(60), printed.decode()
+
+
+def shell_words(command):
+    """Return the arguments into which bash splits a command."""
+    shell = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True)
+    return os.fsdecode(shell.stdout).split("\0")[:-1]

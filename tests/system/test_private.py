@@ -124,18 +124,18 @@ def make(self, size: int = 1):
 
 def test_the_loader_of_the_parser_is_replaced(monkeypatch):
     monkeypatch.setattr(jsonargparse._loaders_dumpers, "yaml_default_loader", None)
-    seen = []
+    streams = []
 
     class Loader(private.yaml_loader()):
         def __init__(self, stream):
-            seen.append(stream)
+            streams.append(stream)
             super().__init__(stream)
 
     private.replace_yaml_loader(Loader)
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("--sizes", type=list[int])
     assert parser.parse_args(["--sizes=[1, 2]"]).sizes == [1, 2]
-    assert "[1, 2]" in seen
+    assert "[1, 2]" in streams
 
 
 @pytest.mark.parametrize("method", ["popen", "fork"])

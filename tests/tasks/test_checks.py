@@ -11,7 +11,6 @@ from datamodules import Copy
 from lightning_tfm.errors import UserError
 from lightning_tfm.networks import GPT
 from lightning_tfm.tasks import Seq2SeqModule, TaskModule, base, checks
-from support.processes import in_process
 
 SIZES = {"train_size": 40, "val_size": 10, "test_size": 10, "longer_size": 10, "batch_size": 10}
 
@@ -36,16 +35,15 @@ def calls(monkeypatch):
 ONCE = ("check_strategy", "_check_callbacks", "_check_epochs", "check_limits", "check_interval", "check_data")
 
 
-def test_the_command_checks_a_fit_once(calls, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_the_command_checks_a_fit_once(calls, monkeypatch, command):
     monkeypatch.setattr("lightning_tfm.fit.cli.TfmCLI.after_fit", lambda cli: None)  # which tests, another run
     sizes = [f"--data.{name}={size}" for name, size in SIZES.items()]
     options = ["--trainer.val_check_interval=1", "--model.network.d_model=8", "--model.lr_schedule.decay=inverse_sqrt"]
-    assert in_process(monkeypatch, "fit", "copy_gpt", *sizes, *options, "--trainer.max_steps=2") == 0
+    command("fit", "copy_gpt", *sizes, *options, "--trainer.max_steps=2")
     assert {name: calls[name] for name in (*ONCE, "check_ranks")} == dict.fromkeys((*ONCE, "check_ranks"), 1)
     calls.clear()
     last = "--ckpt_path=runs/copy_gpt/version_0/checkpoints/last.ckpt"
-    assert in_process(monkeypatch, "fit", "copy_gpt", *sizes, *options, "--trainer.max_steps=3", last) == 0
+    command("fit", "copy_gpt", *sizes, *options, "--trainer.max_steps=3", last)
     assert {name: calls[name] for name in (*ONCE, "check_checkpoint")} == dict.fromkeys((*ONCE, "check_checkpoint"), 1)
 
 
@@ -73,13 +71,12 @@ def test_a_resumed_fit_leaves_no_step_to_a_later_one(monkeypatch, tmp_path):
     assert [name for name in compared if "tokenizer" in name] == ["tokenizer"], "the others are settings"
 
 
-def test_a_run_that_a_check_refuses_writes_nothing(monkeypatch, tmp_path):
+def test_a_run_that_a_check_refuses_writes_nothing(monkeypatch, tmp_path, command):
     def refuse(strategy):
         raise UserError("refused")
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(checks, "check_strategy", refuse)
-    assert in_process(monkeypatch, "fit", "copy_gpt") == 2
+    command("fit", "copy_gpt", status=2)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UserError, match="refused"):
         fit_in_python(tmp_path)

@@ -6,20 +6,11 @@ import math
 from functools import partial
 from itertools import count
 
-import lightning
 import pytest
 import sacrebleu
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins import MixedPrecision
-from lightning.pytorch.strategies import (
-    DDPStrategy,
-    DeepSpeedStrategy,
-    FSDPStrategy,
-    ModelParallelStrategy,
-    SingleDeviceStrategy,
-    XLAStrategy,
-)
 from torchmetrics.functional.text import word_error_rate
 
 from datamodules import Copy, Sentiment, Text
@@ -27,41 +18,28 @@ from lightning_tfm.callbacks import Checkpoints, WeightAveraging
 from lightning_tfm.checkpoint import read
 from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
 from lightning_tfm.data import Batch
-from lightning_tfm.errors import UserError
 from lightning_tfm.layers.attention import MAX_UNFUSED_KEYS, scaled_dot_product_attention
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, EncoderClassifier, MaskedEncoder
 from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tasks import Classifier, LanguageModel, MaskedLanguageModel, Seq2SeqModule
 from lightning_tfm.tasks.alignment import AlignmentScores
-from lightning_tfm.tasks.checks import check_strategy
 from lightning_tfm.tasks.metrics import Mean, exact_sum
 from lightning_tfm.tokenization import EOS, PAD
+from support import training
 from support.corpora import TEXT, reviews, write_lines
 
 PRECISIONS = ("64-true", "32-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed")
 """Precisions without extra dependencies. Lightning replaces 16-mixed with bf16-mixed on a CPU; torch supports both."""
+
 
 BATCHES = 200
 
 
 def make_trainer(precision, **settings):
     plugins = [MixedPrecision("16-mixed", "cpu")] if precision == "16-mixed" else []
-    return lightning.Trainer(
-        **{
-            "accelerator": "cpu",
-            "precision": None if plugins else precision,
-            "plugins": [*plugins, VerifiedCheckpointIO()],
-            "max_steps": 60,
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "limit_val_batches": 0,
-            "num_sanity_val_steps": 0,
-        }
-        | settings
-    )
+    settings = {"plugins": [*plugins, VerifiedCheckpointIO()], "max_steps": 60, "num_sanity_val_steps": 0} | settings
+    return training.make_trainer(precision=None if plugins else precision, **settings)
 
 
 def make_seq2seq(tmp_path):
@@ -122,6 +100,17 @@ class Recorder(Callback):
         self.handle.remove()
 
 
+def token_metrics(log_probs, targets):
+    """Return the mean loss and the accuracy over all tokens but padding."""
+    nll = right = tokens = 0
+    for scores, target in zip(log_probs, targets, strict=True):
+        real = target != PAD
+        nll -= scores.gather(-1, target.unsqueeze(-1)).squeeze(-1)[real].sum().item()
+        right += (scores.argmax(-1) == target)[real].sum().item()
+        tokens += real.sum().item()
+    return nll / tokens, right / tokens
+
+
 def expected_metrics(task, recorder, data, module):
     """Compute the metrics by definition, in float64, from the logits of all batches."""
     log_probs = [logits.log_softmax(-1) for logits in recorder.logits]
@@ -138,25 +127,14 @@ def expected_metrics(task, recorder, data, module):
             "f1": sum(f1) / len(f1),
         }
     if task == "masked_language_model":
-        nll = tokens = right = 0
-        for batch, scores in zip(recorder.batches, log_probs, strict=True):
-            text = batch.target_in
-            draws = [
-                torch.rand(3, text.size(1), generator=torch.Generator().manual_seed(int(row))) for row in batch.rows
-            ]
-            _, target = module._masked(text, torch.stack(draws, dim=1))
-            masked = target != PAD
-            nll -= scores.gather(-1, target.unsqueeze(-1)).squeeze(-1)[masked].sum().item()
-            right += (scores.argmax(-1) == target)[masked].sum().item()
-            tokens += masked.sum().item()
-        return {"loss": nll / tokens, "perplexity": math.exp(nll / tokens), "accuracy": right / tokens}
-    nll = tokens = right = 0
-    for batch, scores in zip(recorder.batches, log_probs, strict=True):
-        real = batch.target_out != PAD
-        nll -= scores.gather(-1, batch.target_out.unsqueeze(-1)).squeeze(-1)[real].sum().item()
-        right += (scores.argmax(-1) == batch.target_out)[real].sum().item()
-        tokens += real.sum().item()
-    loss = nll / tokens
+        targets = []
+        for batch in recorder.batches:
+            generators = [torch.Generator().manual_seed(int(row)) for row in batch.rows]
+            draws = [torch.rand(3, batch.target_in.size(1), generator=generator) for generator in generators]
+            targets.append(module._masked(batch.target_in, torch.stack(draws, dim=1))[1])
+        loss, accuracy = token_metrics(log_probs, targets)
+        return {"loss": loss, "perplexity": math.exp(loss), "accuracy": accuracy}
+    loss, accuracy = token_metrics(log_probs, [batch.target_out for batch in recorder.batches])
     if task == "language_model":
         per_token = data.datasets["val"].characters_per_token
         return {"loss": loss, "perplexity": math.exp(loss), "loss_per_character": loss / per_token}
@@ -167,7 +145,7 @@ def expected_metrics(task, recorder, data, module):
     return {
         "loss": loss,
         "perplexity": math.exp(loss),
-        "token_accuracy": right / tokens,
+        "token_accuracy": accuracy,
         "exact_match": sum(map(str.__eq__, predictions, targets)) / len(targets),
         "ser": word_error_rate(predictions, targets).item(),
         "bleu": sacrebleu.corpus_bleu(predictions, [targets], force=True).score,
@@ -257,8 +235,8 @@ def test_attention_and_its_gradients_equal_float64(keys, precision, masking):
     exact_context = scores.softmax(-1) @ exact[2]
     exact_context.backward(gradient.double())
     pairs = [(context, exact_context), *((x.grad, y.grad) for x, y in zip((query, key, value), exact, strict=True))]
-    for ours, theirs in pairs:
-        assert (ours.double() - theirs).norm() <= 4 * torch.finfo(dtype).eps * theirs.norm()
+    for actual, reference in pairs:
+        assert (actual.double() - reference).norm() <= 4 * torch.finfo(dtype).eps * reference.norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -277,15 +255,12 @@ def test_naive_bayes_is_the_same_in_half_precision(tmp_path):
     (data, module), (_, exact) = make_classifier(tmp_path), make_classifier(tmp_path)
     for other, precision in ((module, "bf16-true"), (exact, "32-true")):
         make_trainer(precision, max_steps=1).fit(other, data)
-    ours, theirs = (other.network.naive_bayes for other in (module, exact))
-    assert int(theirs.scores.max()) > 256, "bfloat16 would round such integers"
-    assert ours.scores.equal(theirs.scores)
-    assert ours.prior.equal(theirs.prior)
+    actual, reference = (other.network.naive_bayes for other in (module, exact))
+    assert int(reference.scores.max()) > 256, "bfloat16 would round such integers"
+    assert actual.scores.equal(reference.scores)
+    assert actual.prior.equal(reference.prior)
     words = torch.randint(4, data.vocab_size, (5, 8))
-    torch.testing.assert_close(ours(words), theirs(words), rtol=0, atol=0)
-
-
-# NaN
+    torch.testing.assert_close(actual(words), reference(words), rtol=0, atol=0)
 
 
 def test_sums_of_a_mean_are_never_in_half_precision():
@@ -355,9 +330,6 @@ def test_weights_with_a_non_finite_loss_are_never_the_best(value, monitor, mode,
     assert f"val/loss is {value:g} at step 40; these weights are not saved as the best" in capsys.readouterr().err
 
 
-# Averaged weights
-
-
 class Weights(Callback):
     """Record the weights after each step in float64."""
 
@@ -382,8 +354,8 @@ def test_averaged_weights_equal_float64(precision, tmp_path):
     for step, trained in enumerate(weights.steps[1:], start=1):
         share = max(3 / (step + 3), 0.1)
         expected = [(1 - share) * mean + share * weight for mean, weight in zip(expected, trained, strict=True)]
-    for ours, mean in zip(averaging._average_model.module.parameters(), expected, strict=True):
-        torch.testing.assert_close(ours.double(), mean, rtol=1e-4, atol=1e-6)
+    for actual, mean in zip(averaging._average_model.module.parameters(), expected, strict=True):
+        torch.testing.assert_close(actual.double(), mean, rtol=1e-4, atol=1e-6)
     trainer.save_checkpoint(tmp_path / "mean.ckpt")
     saved = read(tmp_path / "mean.ckpt")
     assert saved["state_dict"]["network.naive_bayes.scores"].equal(module.network.naive_bayes.scores)
@@ -416,11 +388,8 @@ def test_a_failing_validation_restores_the_trained_weights(tmp_path):
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="in the validation"):
         trainer.fit(module, data)
-    for ours, trained in zip(module.parameters(), weights.steps[-1], strict=True):
-        assert ours.double().equal(trained)
-
-
-# Gradients
+    for actual, trained in zip(module.parameters(), weights.steps[-1], strict=True):
+        assert actual.double().equal(trained)
 
 
 def test_steps_skipped_by_the_gradient_scaler_are_counted(tmp_path, capsys):
@@ -468,20 +437,3 @@ def test_the_logged_norm_is_that_of_the_whole_gradient(precision, tmp_path):
     assert not module.skipped_steps
     expected = norms[0] / batches[0].tokens.item()
     assert trainer.callback_metrics["train/gradient_norm"].item() == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("strategy", [FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy, XLAStrategy])
-def test_an_unknown_strategy_is_refused(strategy):
-    with pytest.raises(UserError, match=f"trainer.strategy must be ddp, .* but is {strategy.__name__}$"):
-        check_strategy(object.__new__(strategy))  # some need packages that are not installed
-
-
-@pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_a_strategy_that_copies_the_process_is_refused(method):
-    with pytest.raises(UserError, match=f"must start each process with the command, but ddp_{method} copies"):
-        check_strategy(DDPStrategy(start_method=method))
-
-
-@pytest.mark.parametrize("strategy", [DDPStrategy(), SingleDeviceStrategy()])
-def test_a_known_strategy_is_accepted(strategy):
-    check_strategy(strategy)

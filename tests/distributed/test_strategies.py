@@ -1,0 +1,156 @@
+"""Strategies: what they refuse, and the sum of micro-batches."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+    XLAStrategy,
+)
+
+from lightning_tfm.distributed.parallel import broadcast_weights, check_activation_checkpointing, check_tensor_parallel
+from lightning_tfm.distributed.strategies import Elastic, ModelParallel, add_to_tree
+from lightning_tfm.errors import UserError
+from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Transformer
+from lightning_tfm.tasks.checks import check_limits, check_strategy
+from support.processes import CONTEXT, EXPERIMENTS
+
+
+@pytest.mark.parametrize("leaves", [1, 2, 8, 16])
+def test_a_tree_adds_neighbors_first(leaves):
+    values = [torch.randn(5) for _ in range(leaves)]
+    partial = []
+    for value in values:
+        add_to_tree(partial, [value.clone()])
+    ((height, (total,)),) = partial
+    assert 2**height == leaves
+
+    def add(values):
+        half = len(values) // 2
+        return add(values[:half]) + add(values[half:]) if half else values[0]
+
+    assert total.equal(add(values))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_micro_batches": 6}, "num_micro_batches must be a power of two, but is 6; try 4"),
+        ({"num_micro_batches": 0}, "num_micro_batches must be a power of two, but is 0; try 1"),
+        ({"num_threads": 0}, "num_threads must be at least 1, but is 0; try 1"),
+    ],
+)
+def test_invalid_settings_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        Elastic(**settings)
+
+
+def test_the_number_of_processes_must_divide_the_number_of_micro_batches():
+    strategy = Elastic(num_micro_batches=8)
+    for world_size in (1, 2, 4, 8):
+        strategy.check_processes(world_size)
+    for world_size, mend in ((3, "try 2"), (16, "try 8, or set num_micro_batches to 16")):
+        with pytest.raises(UserError) as error:
+            strategy.check_processes(world_size)
+        problem = f"trainer.devices times trainer.num_nodes must divide num_micro_batches (8), but is {world_size}"
+        assert str(error.value) == f"{problem}; {mend}"
+
+
+@pytest.mark.parametrize("name", ["limit_val_batches", "limit_test_batches"])
+def test_a_limit_that_depends_on_the_number_of_processes_is_refused(name):
+    settings = dict.fromkeys(("limit_val_batches", "limit_test_batches"))
+    for limit in (None, 0, 0.0, 1.0):
+        check_limits(Elastic(2), SimpleNamespace(**settings | {name: limit}))
+    for limit in (1, 3, 0.5):
+        limited = SimpleNamespace(**settings | {name: limit})
+        for strategy in (Elastic(1), "ddp"):
+            check_limits(strategy, limited)
+        with pytest.raises(UserError, match=rf"trainer.{name} must be 1.0 or 0 with .*, but is {limit}; leave it out"):
+            check_limits(Elastic(2), limited)
+
+
+def test_the_overlay_has_the_default_number_of_micro_batches():
+    overlay = yaml.safe_load((EXPERIMENTS / "elastic.yaml").read_text())["trainer"]["strategy"]
+    assert overlay["init_args"]["num_micro_batches"] == Elastic().num_micro_batches
+
+
+def random_network(seed):
+    torch.manual_seed(seed)
+    return GPT(16, d_model=8, num_heads=2, num_layers=1, max_length=8)
+
+
+def broadcast(rank, rendezvous, results):
+    torch.distributed.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=2)
+    network = random_network(rank)
+    broadcast_weights(network, torch.device("cpu"))
+    results.put({name: weight.tolist() for name, weight in network.named_parameters()})
+    torch.distributed.destroy_process_group()
+
+
+def test_all_processes_start_from_the_weights_of_the_first(tmp_path):
+    results = CONTEXT.SimpleQueue()
+    processes = [CONTEXT.Process(target=broadcast, args=(rank, tmp_path / "rendezvous", results)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    weights = [results.get() for _ in processes]
+    for process in processes:
+        process.join()
+    expected = {name: weight.tolist() for name, weight in random_network(0).named_parameters()}
+    assert weights == [expected, expected]
+
+
+@pytest.mark.parametrize("network", [AttentionLSTM(11, 8), LinearTransformer(11, 8, 2, 1, max_length=8)])
+def test_networks_without_transformer_layers_are_only_sharded(network):
+    name = type(network).__name__
+    check_tensor_parallel(network, 1)
+    with pytest.raises(UserError, match=f"tensor_parallel_size must be 1 for {name}, whose layers cannot be divided"):
+        check_tensor_parallel(network, 2)
+    with pytest.raises(UserError, match=f"activation_checkpointing must be false for {name}"):
+        check_activation_checkpointing(network)
+
+
+@pytest.mark.parametrize(
+    ("network", "setting"),
+    [
+        (GPT(11, 8, 2, 1, max_length=8, positions="alibi"), "positions alibi"),
+        (Transformer(11, 8, 2, 1, 8, max_length=8, pointer_generator=True), "pointer_generator"),
+        (Transformer(11, 8, 2, 1, 8, max_length=8, cross_attention="monotonic"), "cross_attention monotonic"),
+    ],
+)
+def test_what_reads_all_heads_is_not_divided(network, setting):
+    with pytest.raises(UserError, match=f"tensor_parallel_size must be 1 for {setting}"):
+        check_tensor_parallel(network, 2)
+
+
+def test_gloo_is_refused_on_gpus():
+    strategy = ModelParallel(process_group_backend="gloo")
+    strategy.accelerator = CUDAAccelerator()
+    strategy.check_processes(1)
+    with pytest.raises(UserError, match="process_group_backend must be nccl on GPUs"):
+        strategy.check_processes(2)
+
+
+@pytest.mark.parametrize("strategy", [FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy, XLAStrategy])
+def test_an_unknown_strategy_is_refused(strategy):
+    with pytest.raises(UserError, match=f"trainer.strategy must be ddp, .* but is {strategy.__name__}$"):
+        check_strategy(object.__new__(strategy))  # some need packages that are not installed
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_a_strategy_that_copies_the_process_is_refused(method):
+    with pytest.raises(UserError, match=f"must start each process with the command, but ddp_{method} copies"):
+        check_strategy(DDPStrategy(start_method=method))
+
+
+@pytest.mark.parametrize("strategy", [DDPStrategy(), SingleDeviceStrategy()])
+def test_a_known_strategy_is_accepted(strategy):
+    check_strategy(strategy)

@@ -1,0 +1,97 @@
+"""Signals within the process, and the command that resumes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+from contextlib import suppress
+
+import pytest
+
+from lightning_tfm import __main__
+from lightning_tfm.callbacks import Checkpoints
+from lightning_tfm.errors import SIGNALS, Interrupted, handle_signals, interrupt, shell_quote
+from lightning_tfm.fit import cli
+from support.processes import in_process, shell_words
+
+
+@pytest.mark.parametrize("text", ["run\tV;PST", "it's a\ttab \\t", "plain", "two words", "a 'quote' and $HOME"])
+def test_quoted_arguments_can_be_pasted_into_a_shell(text):
+    quoted = shell_quote(text)
+    assert "\t" not in quoted
+    shell = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, text=True, check=True)
+    assert shell.stdout == text
+
+
+def send_at_once(*signums):
+    signal.pthread_sigmask(signal.SIG_BLOCK, signums)
+    for signum in signums:
+        signal.pthread_kill(threading.get_ident(), signum)  # another thread would receive them one by one
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signums)
+
+
+def test_a_further_signal_does_not_replace_the_first(monkeypatch, capsys):
+    def interrupted(arguments):
+        handle_signals(interrupt)
+        try:
+            send_at_once(signal.SIGTERM, signal.SIGHUP)
+        except Interrupted as error:
+            with suppress(KeyError):
+                try:
+                    raise KeyError
+                finally:
+                    send_at_once(signal.SIGINT, signal.SIGUSR1)
+            error.ckpt_path = "runs/a"
+            raise
+
+    def print_command(error):
+        send_at_once(*SIGNALS)
+        printed(error)
+
+    printed = __main__._print_resume_command
+    monkeypatch.setattr(__main__, "_print_resume_command", print_command)
+    monkeypatch.setattr(cli, "run", interrupted)
+    assert in_process(monkeypatch, "fit") == 129
+    message, command = capsys.readouterr().err.splitlines()
+    assert message == "lightning-tfm: interrupted by SIGHUP; resume with:"
+    assert command == "  lightning-tfm fit --ckpt_path runs/a"
+
+
+def test_training_stops_immediately_only_after_a_second_ctrl_c():
+    checkpoints = Checkpoints()
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        checkpoints._on_signal(signum, None)
+    assert checkpoints.signum == signal.SIGTERM
+    with pytest.raises(Interrupted):
+        checkpoints._on_signal(signal.SIGINT, None)
+    try:
+        raise Interrupted(signal.SIGINT)
+    except Interrupted:
+        checkpoints._on_signal(signal.SIGINT, None)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [],
+        ["--ckpt_path", "last"],
+        ["--ckpt_path", "my run/last.ckpt"],
+        ["--ckpt_path=my run/last.ckpt"],
+        ["--ckpt_path", 'it\'s "mine".ckpt'],
+        ["--ckpt_path", "a\tb\nc.ckpt"],
+        ["--ckpt_path", "a b.ckpt", "--ckpt_path=c d.ckpt", "--ckpt_path", "e.ckpt"],
+    ],
+)
+@pytest.mark.parametrize(
+    "other", ["plain", "two words", "it's", '"', "a\tb", "a\nb\\n'", "$HOME `ls` *", "\x1b[1m ü", "\udcff"]
+)
+def test_resume_command_is_valid_in_a_shell(other, given, monkeypatch, capsys):
+    def interrupted(arguments):
+        raise Interrupted(signal.SIGTERM, 7, "runs/a b/last.ckpt")
+
+    monkeypatch.setattr(cli, "run", interrupted)
+    assert in_process(monkeypatch, "fit", *given, "--config", other, "--trainer.logger", "") == 143
+    *_, command = capsys.readouterr().err.splitlines()
+    expected = ["lightning-tfm", "fit", "--config", other, "--trainer.logger", "", "--ckpt_path", "runs/a b/last.ckpt"]
+    assert shell_words(command) == expected

@@ -1,0 +1,17 @@
+"""Fixtures of the runs of all tasks."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.experiments import TASKS, trained_run
+
+
+@pytest.fixture(params=TASKS)
+def task(request):
+    return request.param
+
+
+@pytest.fixture
+def trained(task, tmp_path_factory):
+    return trained_run(task, tmp_path_factory)
