@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import signal
+from io import BufferedReader, BytesIO, TextIOWrapper
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: each worker of pytest-xdist has one core
 
@@ -18,7 +19,7 @@ from lightning_tfm.tokenization import BOS, EOS, PAD
 from support.data import DATA
 from support.experiments import fit, made_once
 from support.networks import NETWORKS, VOCAB_SIZE
-from support.processes import run
+from support.processes import in_process, run
 
 # child processes inherit ignored signals: those of a job in the background, or of nohup
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -60,6 +61,25 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
         target_in[row, 0] = BOS
         target_in[row, 1 : target_length + 1] = torch.tensor([next(symbols) for _ in range(target_length)])
     return source, target_in
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Return a function that runs a command in this process, and returns what it writes to stdout and stderr.
+
+    The function checks the exit status of the command, unless the expected status is None.
+    """
+
+    def command(*arguments: object, status: int | None = 0, stdin: bytes | None = None) -> tuple[str, str]:
+        if stdin is not None:
+            monkeypatch.setattr("sys.stdin", TextIOWrapper(BufferedReader(BytesIO(stdin))))
+        capsys.readouterr()
+        actual = in_process(monkeypatch, *arguments)
+        out, err = capsys.readouterr()
+        assert status in (None, actual), err
+        return out, err
+
+    return command
 
 
 @pytest.fixture
