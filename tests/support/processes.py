@@ -17,7 +17,7 @@ import sys
 import termios
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -53,6 +53,12 @@ class Child:
             process.join(300)
             assert process.exitcode is not None, "the process hangs"
         return self.process.exitcode
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        """Wait until a condition holds, such as that a file exists, while the first process runs."""
+        while not condition():
+            assert self.process.is_alive(), self.err.read_text()
+            time.sleep(0.02)
 
     def finish(self) -> Child:
         """Wait for all processes, which must succeed."""
