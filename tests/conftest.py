@@ -98,8 +98,7 @@ def reference(tmp_path_factory):
 
     def reference(model):
         def train(cwd):
-            child = run(*fit(model), cwd=cwd)
-            assert child.wait() == 0, child.err.read_text()
+            run(*fit(model), cwd=cwd).finish()
 
         return made_once(model, train, tmp_path_factory)
 
@@ -114,9 +113,9 @@ def browser():
 
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
-    settings = ("headless=new", "no-sandbox", "disable-gpu", "disable-background-networking", "window-size=1200,900")
-    for argument in settings:
+    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-background-networking"):
         options.add_argument(f"--{argument}")
+    options.add_argument("--window-size=1200,900")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
     yield driver
