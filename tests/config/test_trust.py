@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import typing
+from itertools import product
 from pathlib import Path
 
 import fsspec
@@ -263,16 +264,22 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("value", ["http://127.0.0.1:9/x.yaml", "ftp://127.0.0.1:9/x", "memory::x", "planted.yaml"])
-@pytest.mark.parametrize("place", VALUES)
+ADDRESS, FILE = "http://127.0.0.1:9/x.yaml", "planted.yaml"
+OTHER_ADDRESSES = ("ftp://127.0.0.1:9/x", "memory::x")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [*product(VALUES, (ADDRESS, FILE)), *product(("data", "callback", "anything, nested", "folder"), OTHER_ADDRESSES)],
+)
 def test_settings_are_not_read_from_files_or_addresses(place, value, parse_only, fit_with, monkeypatch):
     def opened(*arguments, **settings):
         raise AssertionError(arguments)
 
-    Path("planted.yaml").write_text("accelerator: cpu\n")
+    Path(FILE).write_text("accelerator: cpu\n")
     monkeypatch.setattr(sys.modules["jsonargparse._paths"].Path, "read_text", opened)
     monkeypatch.setattr(fsspec, "open", opened)
-    error = fit_with(VALUES[place](value), status=None if value == "planted.yaml" else 2)
+    error = fit_with(VALUES[place](value), status=None if value == FILE else 2)
     assert error.count("\n") <= 1
 
 
