@@ -280,7 +280,7 @@ def test_settings_are_not_read_from_files_or_addresses(place, value, parse_only,
     monkeypatch.setattr(sys.modules["jsonargparse._paths"].Path, "read_text", opened)
     monkeypatch.setattr(fsspec, "open", opened)
     error = fit_with(VALUES[place](value), status=None if value == FILE else 2)
-    assert error.count("\n") <= 1
+    assert error.count("\n") in ((0, 1) if value == FILE else (1,))
 
 
 def test_notes_may_begin_with_address(parse_only, fit_with):
