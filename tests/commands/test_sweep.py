@@ -26,7 +26,7 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.reporting import render_sweep
 from lightning_tfm.reporting.sweep import STATES, ranked, state_of, trial_table
 from support.experiments import TINY, tiny
-from support.pages import assert_fits_every_screen
+from support.pages import assert_fits_every_screen, assert_self_contained, page_data
 from support.processes import EXPERIMENTS, start
 
 pytestmark = [
@@ -452,11 +452,9 @@ def page(pretend, tmp_path):
 
 def test_page_is_self_contained(page):
     text = page.read_text()
-    elements = re.sub(r"(<script[^>]*>).*?</script>", r"\1", text, flags=re.DOTALL)
-    assert not re.search(r"<(script|link|img)[^>]+(src|href)=\"(?!data:)", elements)
+    assert_self_contained(text)
     assert "<h1>&lt;/script&gt;&lt;b&gt;new</h1>" in text
-    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
-    assert [chart["id"] for chart in data["charts"]] == ["validations", "by-1", "by-5", "by-6"]
+    assert [chart["id"] for chart in page_data(text)["charts"]] == ["validations", "by-1", "by-5", "by-6"]
     lr, width = (float(re.search(rf"{name} (\d\.\d+)", text)[1]) for name in ("lr", "d_model"))
     assert lr > width, "the setting that decides is the most important"
     assert lr + width == pytest.approx(1, abs=0.02)

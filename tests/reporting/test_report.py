@@ -9,7 +9,6 @@ import math
 import re
 import shutil
 from collections import Counter
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ from lightning_tfm.runs.record import Run
 from lightning_tfm.system.terminal import format_duration
 from support import records
 from support.experiments import folder, trained_run
-from support.pages import assert_fits_every_screen, open_page
+from support.pages import assert_fits_every_screen, assert_self_contained, open_page, page_data
 
 MARKUP = "<script>document.title='broken'</script><b>&amp;</b>"
 
@@ -79,7 +78,7 @@ def reported(tmp_path):
     def reported(*arguments):
         path = tmp_path / "page.html"
         assert report([*map(str, arguments), "--overwrite", "--output", str(path)]) == 0
-        return path.read_text(), embedded(path)
+        return path.read_text(), page_data(path.read_text())
 
     return reported
 
@@ -91,34 +90,22 @@ def html(two_runs, tmp_path_factory) -> Path:
     return path
 
 
-def embedded(html: Path) -> dict:
-    return json.loads(re.search(r'id="data">(.*?)</script>', html.read_text(), re.DOTALL)[1])
-
-
 def charted(html: Path, id: str) -> list[dict]:
     """Return the data of a chart."""
-    (spec,) = (chart["spec"] for chart in embedded(html)["charts"] if chart["id"] == id)
+    (spec,) = (chart["spec"] for chart in page_data(html.read_text())["charts"] if chart["id"] == id)
     return spec["data"]["values"]
 
 
 def test_report_is_self_contained(html):
     text = html.read_text()
     assert len(text.encode()) <= MAX_PAGE_SIZE <= 5_000_000
-    loads = []
-
-    class Tags(HTMLParser):
-        def handle_starttag(self, tag, attributes):
-            loads.extend(value for name, value in attributes if name in ("src", "href"))
-
-    Tags().feed(text)
-    assert loads == ["data:,"]
-    assert "@import" not in text
+    assert_self_contained(text)
     assert MARKUP not in text
     assert text.count("</script>") == 3
 
 
 def test_report_shows_files_of_runs(html, two_runs):
-    runs = embedded(html)["runs"]
+    runs = page_data(html.read_text())["runs"]
     assert len(runs) == 2
     for run, path in zip(runs, two_runs, strict=True):
         assert run["config"] == (path / "config.yaml").read_text()
@@ -150,7 +137,7 @@ def test_report_shows_files_of_runs(html, two_runs):
 
 def test_report_lists_different_settings(html, two_runs):
     configs = [yaml.safe_load((run / "config.yaml").read_text()) for run in two_runs]
-    differences = {line["setting"]: line["values"] for line in embedded(html)["differences"]}
+    differences = {line["setting"]: line["values"] for line in page_data(html.read_text())["differences"]}
     classes = [json.dumps(config["model"]["init_args"]["network"]["class_path"]) for config in configs]
     assert differences["model.init_args.network.class_path"] == classes
     assert "seed_everything" not in differences
@@ -213,7 +200,7 @@ def test_report_in_browser(html, browser):
     Select(browser.find_element(By.ID, "p-which")).select_by_value("correct")
     assert all("✓" in row.text for row in browser.find_elements(By.CSS_SELECTOR, "#p-rows tr"))
 
-    examples = embedded(html)["runs"][0]["attention"]
+    examples = page_data(html.read_text())["runs"][0]["attention"]
     right = next(index for index, example in enumerate(examples) if any(layer["gold"] for layer in example["layers"]))
     Select(browser.find_element(By.ID, "a-example")).select_by_index(right)
     buttons = browser.find_elements(By.CSS_SELECTOR, "#a-queries button")
@@ -328,7 +315,7 @@ def test_page_size_limit(two_runs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("lightning_tfm.commands.report.MAX_PAGE_SIZE", whole.stat().st_size - 1)
     assert report([run, "--output", str(cut)]) == 0
     assert cut.stat().st_size < whole.stat().st_size
-    before, after = (embedded(path)["runs"][0]["predictions"] for path in (whole, cut))
+    before, after = (page_data(path.read_text())["runs"][0]["predictions"] for path in (whole, cut))
     assert after == before[: len(before) // 2], "the largest losses are kept"
     assert "it shows 1/2 of the predictions" in capsys.readouterr().err
     monkeypatch.setattr("lightning_tfm.commands.report.MAX_PAGE_SIZE", 1000)
