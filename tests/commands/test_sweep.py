@@ -60,6 +60,7 @@ def write_file(folder, **changes):
 # Pretended runs, whose processes end when they are asked whether they are running
 
 EVENTS = random.Random(0)
+PARSED = {}
 
 
 class PretendedRun:
@@ -123,7 +124,18 @@ class PretendedRun:
 
 @pytest.fixture
 def pretend(monkeypatch):
-    """Replace the processes of runs, and return a function that runs the sweep of a file and returns its worker."""
+    """Replace the processes of runs, and return a function that runs the sweep of a file and returns its worker.
+
+    Equal settings are parsed once in all tests.
+    """
+
+    def parse_once(worker, settings, parse=Worker._parsed):
+        arguments = tuple(worker._arguments(settings))
+        if arguments not in PARSED:
+            PARSED[arguments] = parse(worker, settings)
+        return PARSED[arguments]
+
+    monkeypatch.setattr(Worker, "_parsed", parse_once)
     monkeypatch.setattr(sweep, "ChildRun", PretendedRun)
     monkeypatch.setattr(sweep, "INTERVAL", 0)
     monkeypatch.setattr(PretendedRun, "kills", 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import os
 import re
@@ -34,12 +35,17 @@ def offline_files(cwd):
     return sorted((cwd / "runs/wandb").glob("offline-run-*/run-*.wandb"))
 
 
-def records(path, type_):
-    """Return the records of a type in order."""
+@functools.cache
+def inspect(path):
+    """Return all records of a finished run."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
     child = subprocess.run(command, capture_output=True, text=True, check=True)
-    lines = [json.loads(line) for line in child.stdout.splitlines()]
-    return [line[type_] for line in lines if line["type"] == type_]
+    return [json.loads(line) for line in child.stdout.splitlines()]
+
+
+def records(path, type_):
+    """Return the records of a type in order."""
+    return [record[type_] for record in inspect(path) if record["type"] == type_]
 
 
 def history(path):
