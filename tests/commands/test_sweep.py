@@ -11,6 +11,7 @@ import re
 import signal
 import sqlite3
 from contextlib import closing, suppress
+from copy import deepcopy
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,7 +134,7 @@ def pretend(monkeypatch):
         arguments = tuple(worker._arguments(settings))
         if arguments not in PARSED:
             PARSED[arguments] = parse(worker, settings)
-        return PARSED[arguments]
+        return deepcopy(PARSED[arguments])
 
     monkeypatch.setattr(Worker, "_parsed", parse_once)
     monkeypatch.setattr(sweep, "ChildRun", PretendedRun)
