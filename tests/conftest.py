@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import signal
+from io import BufferedReader, BytesIO, TextIOWrapper
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: each worker of pytest-xdist has one core
 
@@ -76,8 +77,7 @@ def reference(tmp_path_factory):
 
     def reference(model):
         def train(cwd):
-            child = run(*fit(model), cwd=cwd)
-            assert child.wait() == 0, child.err.read_text()
+            run(*fit(model), cwd=cwd).finish()
 
         return made_once(model, train, tmp_path_factory)
 
@@ -92,9 +92,9 @@ def browser():
 
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
-    settings = ("headless=new", "no-sandbox", "disable-gpu", "disable-background-networking", "window-size=1200,900")
-    for argument in settings:
+    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-background-networking"):
         options.add_argument(f"--{argument}")
+    options.add_argument("--window-size=1200,900")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
     yield driver
@@ -103,14 +103,19 @@ def browser():
 
 @pytest.fixture
 def command(monkeypatch, capsys, tmp_path):
-    """Return a function that runs a command in a new folder, and returns what it prints."""
+    """Return a function that runs a command in a new folder, and returns what it writes to stdout and stderr.
+
+    The function checks the exit status of the command, unless the expected status is None.
+    """
     monkeypatch.chdir(tmp_path)
 
-    def command(*arguments, status=0):
+    def command(*arguments: object, status: int | None = 0, stdin: bytes | None = None) -> pytest.CaptureResult[str]:
+        if stdin is not None:
+            monkeypatch.setattr("sys.stdin", TextIOWrapper(BufferedReader(BytesIO(stdin))))
         capsys.readouterr()
         actual = in_process(monkeypatch, *arguments)
         printed = capsys.readouterr()
-        assert actual == status, printed.err
+        assert status in (None, actual), printed.err
         return printed
 
     return command

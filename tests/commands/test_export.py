@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import lightning_tfm
-from lightning_tfm.commands.export import _exported, difference, example_inputs
+from lightning_tfm.commands.export import WRITERS, _exported, difference, example_inputs
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference import ClassifierPredictor, Seq2SeqPredictor, ctranslate
 from lightning_tfm.inference.decoding import decode
@@ -20,7 +20,6 @@ from lightning_tfm.optimizers import class_path
 from lightning_tfm.tasks import Classifier, LanguageModel, Seq2SeqModule
 from lightning_tfm.tokenization import BOS, EOS, UNKNOWN, SymbolTokenizer, WordTokenizer, tokenizer_from_dict
 from support.experiments import TASKS, trained_run
-from support.processes import in_process
 
 FORMATS = {"safetensors": "model.safetensors", "torch_export": "model.pt2", "onnx": "model.onnx"}
 
@@ -38,7 +37,7 @@ def checkpoint(request, tmp_path_factory):
     return trained_run(request.param, tmp_path_factory) / "checkpoints/best.ckpt"
 
 
-def test_a_checkpoint_is_loaded_and_used_in_python(checkpoint):
+def test_load(checkpoint):
     trained = lightning_tfm.load(checkpoint)
     assert not trained.network.training
     if isinstance(trained, Seq2SeqPredictor):
@@ -50,32 +49,31 @@ def test_a_checkpoint_is_loaded_and_used_in_python(checkpoint):
         _ = lightning_tfm.lead
 
 
-def test_an_exported_checkpoint_is_read_once(monkeypatch, tmp_path, tmp_path_factory):
+def test_exported_checkpoint_is_read_once(monkeypatch, tmp_path, tmp_path_factory, command):
     checkpoint = trained_run("text_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
     read, load = [], torch.load
     monkeypatch.setattr(torch, "load", lambda path, **settings: read.append(path) or load(path, **settings))
     for format in ("single", "safetensors"):
-        assert in_process(monkeypatch, "export", checkpoint, "--format", format, "--output", tmp_path / format) == 0
+        command("export", checkpoint, "--format", format, "--output", tmp_path / format)
         assert read.count(checkpoint) == 1
         read.clear()
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_an_exported_network_computes_the_same_logits(format, checkpoint, monkeypatch, tmp_path, capsys):
+def test_exported_logits(format, checkpoint, tmp_path, command):
     if format == "onnx":
         pytest.importorskip("onnxscript")
     folder = tmp_path / "exported"
     network = lightning_tfm.load(checkpoint).network
+    arguments = ["export", checkpoint, "--format", format, "--output", folder]
     if format != "safetensors" and not network.is_traceable:
-        assert in_process(monkeypatch, "export", checkpoint, "--format", format, "--output", folder) == 2
-        assert f"--format must be safetensors or single for this {type(network).__name__}" in capsys.readouterr().err
+        _, err = command(*arguments, status=2)
+        assert f"--format must be safetensors or single for this {type(network).__name__}" in err
         assert not folder.exists()
         return
-    assert in_process(monkeypatch, "export", checkpoint, "--format", format, "--output", folder) == 0, (
-        capsys.readouterr().err
-    )
+    out, _ = command(*arguments)
     assert {path.name for path in folder.iterdir()} == {FORMATS[format], "config.json"}
-    assert capsys.readouterr().out.startswith(f"{folder / FORMATS[format]}: the checkpoint's outputs, within ")
+    assert out.startswith(f"{folder / FORMATS[format]}: the checkpoint's outputs, within ")
     trained = lightning_tfm.load(checkpoint)
     config = json.loads((folder / "config.json").read_text())
     assert config["predictor"] == class_path(type(trained))
@@ -110,7 +108,7 @@ def run_exported(format, folder, config, trained, inputs):
 
 
 @pytest.mark.parametrize("num_ngrams", [0, 20])
-def test_an_exported_classifier_accepts_texts_of_all_lengths(num_ngrams):
+def test_exported_classifier_has_dynamic_lengths(num_ngrams):
     tokenizer = WordTokenizer(["good", "bad"], num_ngrams)
     network = EncoderClassifier(tokenizer.vocab_size, 2, max_length=12, num_bigram_buckets=50).eval()
     network.naive_bayes.scores.random_(-100_000, 100_000)
@@ -134,7 +132,7 @@ def test_an_exported_classifier_accepts_texts_of_all_lengths(num_ngrams):
         (GPT, {"text_only": True}),
     ],
 )
-def test_ctranslate2_gives_the_same_answers(kind, settings, tmp_path):
+def test_ctranslate2_outputs(kind, settings, tmp_path):
     """Log probabilities and greedy answers are those of the network, whose weights are random and large."""
     ctranslate2 = pytest.importorskip("ctranslate2")
     torch.manual_seed(0)
@@ -148,17 +146,15 @@ def test_ctranslate2_gives_the_same_answers(kind, settings, tmp_path):
     assert ctranslate.difference(network, folder, source, target) < 1e-4
     with torch.no_grad():
         answers = decode(network.decode_step, network.encode(source), 12)
-    sources = [ctranslate.tokens(row) for row in source]
+    sources, limits = [ctranslate.tokens(row) for row in source], {"beam_size": 1}
     if kind is Transformer:
-        found = ctranslate2.Translator(str(folder)).translate_batch(sources, beam_size=1, max_decoding_length=12)
-        found = [result.hypotheses[0] for result in found]
+        results = ctranslate2.Translator(str(folder)).translate_batch(sources, max_decoding_length=12, **limits)
+        outputs = [result.hypotheses[0] for result in results]
     else:
-        prompts = [[*row, str(BOS)] for row in sources]
-        found = ctranslate2.Generator(str(folder)).generate_batch(
-            prompts, beam_size=1, max_length=12, include_prompt_in_result=False
-        )
-        found = [result.sequences[0] for result in found]
-    assert found == [[one for one in ctranslate.tokens(row) if one != str(EOS)] for row in answers]
+        prompts, limits = [[*row, str(BOS)] for row in sources], limits | {"include_prompt_in_result": False}
+        results = ctranslate2.Generator(str(folder)).generate_batch(prompts, max_length=12, **limits)
+        outputs = [result.sequences[0] for result in results]
+    assert outputs == [[token for token in ctranslate.tokens(row) if token != str(EOS)] for row in answers]
     parameters = sum(parameter.numel() for parameter in network.parameters())
     assert (folder / "model.bin").stat().st_size < 4 * parameters + 20_000, "tied weights are written once"
     with torch.no_grad():
@@ -173,62 +169,55 @@ def test_ctranslate2_gives_the_same_answers(kind, settings, tmp_path):
         (Transformer(11, 8, 2, max_length=8, cross_attention="monotonic"), "cross_attention must be dot_product"),
         (Transformer(11, 8, 2, max_length=8, pointer_generator=True), "pointer_generator must be false"),
         (GPT(11, 8, 2, max_length=8, positions="alibi"), "positions must be sinusoidal, learned, rotary, randomized"),
-        (
-            AttentionLSTM(11, 8),
-            "needs a Transformer or GPT, but the network is AttentionLSTM; try --format safetensors",
-        ),
+        (AttentionLSTM(11, 8), "needs a Transformer or GPT, but the network is AttentionLSTM"),
     ],
 )
-def test_networks_that_ctranslate2_lacks_are_refused(network, message, tmp_path):
+def test_ctranslate2_unsupported_networks(network, message, tmp_path):
     pytest.importorskip("ctranslate2")
     with pytest.raises(UserError, match=message):
         ctranslate.convert(network, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_writes_a_folder_for_ctranslate2(checkpoint, monkeypatch, tmp_path, capsys):
+def test_ctranslate2_command(checkpoint, tmp_path, command):
     pytest.importorskip("ctranslate2")
     folder = tmp_path / "exported"
     network = lightning_tfm.load(checkpoint).network
     supported = isinstance(network, GPT | Transformer) and getattr(network, "pointer", None) is None
-    status = in_process(monkeypatch, "export", checkpoint, "--format", "ctranslate2", "--output", folder)
-    assert status == (0 if supported else 2)
+    status = 0 if supported else 2
+    out, err = command("export", checkpoint, "--format", "ctranslate2", "--output", folder, status=status)
     if supported:
-        assert capsys.readouterr().out.startswith(f"{folder / 'ctranslate2'}: the checkpoint's outputs, within ")
+        assert out.startswith(f"{folder / 'ctranslate2'}: the checkpoint's outputs, within ")
         assert {path.name for path in (folder / "ctranslate2").iterdir()} >= {"model.bin", "config.json"}
     else:
-        assert "--format ctranslate2" in capsys.readouterr().err
+        assert "--format ctranslate2" in err
         assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("task", ["seq2seq", "copying", "language modeling", "classification"])
-def test_a_network_with_few_positions_is_exported(task):
+def test_export_with_few_positions(task):
     """Example inputs are no longer than its number of positions."""
     tokenizer = SymbolTokenizer([UNKNOWN, *"abc"])
-    size, sizes = tokenizer.vocab_size, {"d_model": 16, "num_heads": 2, "num_layers": 1}
+    size, sizes = tokenizer.vocab_size, {"d_model": 16, "num_heads": 2, "num_layers": 1, "max_length": 4}
     module = {
-        "seq2seq": lambda: Seq2SeqModule(Transformer(size, **sizes, max_length=4), tokenizer, 4),
-        "copying": lambda: Seq2SeqModule(
-            Transformer(size, **sizes, max_length=4, pointer_generator=True), tokenizer, 4
-        ),
-        "language modeling": lambda: LanguageModel(GPT(size, **sizes, max_length=4), tokenizer),
-        "classification": lambda: Classifier(EncoderClassifier(size, 2, 4, **sizes), tokenizer, ("neg", "pos")),
+        "seq2seq": lambda: Seq2SeqModule(Transformer(size, **sizes), tokenizer, 4),
+        "copying": lambda: Seq2SeqModule(Transformer(size, **sizes, pointer_generator=True), tokenizer, 4),
+        "language modeling": lambda: LanguageModel(GPT(size, **sizes), tokenizer),
+        "classification": lambda: Classifier(EncoderClassifier(size, 2, **sizes), tokenizer, ("neg", "pos")),
     }[task]().eval()
     program = _exported(module).module()
     assert difference(module, program) < 1e-4
 
 
-def test_an_export_with_other_logits_is_not_written(checkpoint, monkeypatch, tmp_path, capsys):
+def test_different_logits_are_not_written(checkpoint, monkeypatch, tmp_path, command):
     """The writer reports a difference, as if the format had lost a weight."""
-    from lightning_tfm.commands import export
-
-    monkeypatch.setitem(export.WRITERS, "safetensors", lambda trained, path: path.write_text("") or 0.5)
-    assert in_process(monkeypatch, "export", checkpoint, "--output", tmp_path / "exported") == 2
-    assert "must give the outputs of the checkpoint within 0.0001, but differs by 0.5" in capsys.readouterr().err
+    monkeypatch.setitem(WRITERS, "safetensors", lambda trained, path: path.write_text("") or 0.5)
+    _, err = command("export", checkpoint, "--output", tmp_path / "exported", status=2)
+    assert "must give the outputs of the checkpoint within 0.0001, but differs by 0.5" in err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nan_and_other_shapes_count_as_differences(checkpoint):
+def test_difference_of_nan_and_shapes(checkpoint):
     trained = lightning_tfm.load(checkpoint)
     assert difference(trained, trained.network) == 0
     assert difference(trained, lambda **inputs: trained.network(**inputs)[..., :1]) == math.inf
@@ -242,12 +231,11 @@ def test_nan_and_other_shapes_count_as_differences(checkpoint):
         assert math.isnan(difference(trained, broken))
 
 
-def test_an_existing_folder_is_not_overwritten(checkpoint, monkeypatch, tmp_path, capsys):
-    assert in_process(monkeypatch, "export", checkpoint, "--output", tmp_path) == 2
-    assert "--output must be a new folder" in capsys.readouterr().err
+def test_existing_folder_is_kept(checkpoint, tmp_path, command):
+    assert "--output must be a new folder" in command("export", checkpoint, "--output", tmp_path, status=2)[1]
 
 
-def test_example_inputs_are_padded_like_batches(checkpoint):
+def test_example_inputs_are_padded(checkpoint):
     trained = lightning_tfm.load(checkpoint)
     for ids in example_inputs(trained, 3, 6).values():
         assert ((ids != 0).long().diff(dim=1) <= 0).all()

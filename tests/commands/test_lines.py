@@ -9,7 +9,6 @@ import os
 import re
 import sys
 from argparse import Namespace
-from io import BufferedReader, BytesIO, TextIOWrapper
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,7 +30,6 @@ from lightning_tfm.networks import GPT
 from lightning_tfm.tasks import LanguageModel, Seq2SeqModule
 from lightning_tfm.tokenization import BOS, EOS, SymbolTokenizer
 from support.experiments import TASKS, trained_run
-from support.processes import in_process
 
 PAIRS = [name for name in TASKS if TASKS[name][0] == "Seq2SeqModule"]
 SOURCES = {"translation": ["der Hund schläft", "ein Kind", "ein Mann"], "spelling": ["abc", "e", "cab"]}
@@ -68,7 +66,7 @@ def log_probability(module, source, target):
     return total
 
 
-def test_scores_are_the_log_probabilities_of_the_outputs(checkpoint, sources):
+def test_scores_of_outputs_are_log_probabilities(checkpoint, sources):
     module = load(checkpoint)
     options = DecodingOptions(beam_size=4, n_best=3, scores=True)
     for source, prediction in zip(sources, module.predict(sources, options), strict=True):
@@ -78,17 +76,15 @@ def test_scores_are_the_log_probabilities_of_the_outputs(checkpoint, sources):
         for output in prediction.outputs:
             assert output.log_probability < 0
             whole = len(module.tokenizer.encode_target(output.text)) < module.max_target_length  # it was not cut off
-            if (
-                whole and module.tokenizer.word_indices(output.text) is None
-            ):  # subwords can spell a text in several ways
+            # Subwords can spell a text in several ways.
+            if whole and module.tokenizer.word_indices(output.text) is None:
                 expected = log_probability(module, source, output.text)
                 assert output.log_probability == pytest.approx(expected, abs=1e-3)
 
 
-def test_8_bit_weights_give_nearly_the_same_scores(checkpoint, sources, monkeypatch, capsys):
-    def columns(*command):
-        assert in_process(monkeypatch, *command) == 0
-        return zip(*(line.split("\t") for line in capsys.readouterr().out.splitlines()), strict=True)
+def test_int8_scores_are_close(checkpoint, sources, command):
+    def columns(*arguments):
+        return zip(*(line.split("\t") for line in command(*arguments)[0].splitlines()), strict=True)
 
     lines = [f"{source}\t{source}" for source in sources]
     expected, found = (
@@ -106,14 +102,13 @@ def test_8_bit_weights_give_nearly_the_same_scores(checkpoint, sources, monkeypa
 
 
 @pytest.mark.parametrize("task", ["text_gpt", "text_linear_transformer", "reviews_classifier"])
-def test_8_bit_weights_serve_every_task_on_the_cpu(task, tmp_path_factory, monkeypatch, capsys):
+def test_int8_runs_every_task_on_cpu(task, tmp_path_factory, monkeypatch, command):
     checkpoint = trained_run(task, tmp_path_factory) / "checkpoints/best.ckpt"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert in_process(monkeypatch, "generate", checkpoint, "good", "--int8") == 0
-    assert capsys.readouterr().out.strip()
+    assert command("generate", checkpoint, "good", "--int8")[0].strip()
 
 
-def test_outputs_with_the_same_text_are_written_once(checkpoint, sources, monkeypatch):
+def test_n_best_texts_are_unique(checkpoint, sources, monkeypatch):
     """Different tokens may have the same text."""
     module = load(checkpoint)
     options = DecodingOptions(beam_size=4, n_best=4, scores=True)
@@ -130,17 +125,16 @@ def test_outputs_with_the_same_text_are_written_once(checkpoint, sources, monkey
     assert sum(len(prediction.outputs) for prediction in after) < sum(len(prediction.outputs) for prediction in before)
 
 
-def test_given_targets_are_scored(checkpoint, sources, monkeypatch, tmp_path, capsys):
+def test_score_of_given_targets(checkpoint, sources, tmp_path, command):
     module = load(checkpoint)
     targets = [module.predict([source])[0].text or "a" for source in sources]
     targets[0] = targets[-1]
     lines = [f"{source}\t{target}" for source, target in zip(sources, targets, strict=True)]
     (tmp_path / "pairs.tsv").write_text("\n".join([*lines, "no target", ""]))
-    assert in_process(monkeypatch, "score", checkpoint, "--input", tmp_path / "pairs.tsv") == 1
-    printed = capsys.readouterr()
-    *rows, missing = printed.out.splitlines()
+    out, err = command("score", checkpoint, "--input", tmp_path / "pairs.tsv", status=1)
+    *rows, missing = out.splitlines()
     assert missing == ""
-    assert "line 4: it must have a source and a target, separated by a tab" in printed.err
+    assert "line 4: it must have a source and a target" in err
     for row, source, target in zip(rows, sources, targets, strict=True):
         value, perplexity = map(float, row.split("\t"))
         assert value == pytest.approx(log_probability(module, source, target), abs=1e-3)
@@ -149,7 +143,7 @@ def test_given_targets_are_scored(checkpoint, sources, monkeypatch, tmp_path, ca
 
 
 @pytest.mark.parametrize("length", [2, 9, 12, 13, 30])
-def test_a_text_is_scored_in_windows(length):
+def test_score_of_long_text_in_windows(length):
     """Each token is predicted from the whole text before it, or from at least half of the network's positions."""
     torch.manual_seed(0)
     tokenizer = SymbolTokenizer("abcdefgh")
@@ -169,37 +163,35 @@ def test_a_text_is_scored_in_windows(length):
     assert score.log_probability == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_perplexity_that_overflows_is_infinite():
+def test_perplexity_overflow():
     assert Score(-1e6, 2).perplexity == math.inf
     assert Score(-2.0, 2).perplexity == pytest.approx(math.e)
 
 
-def test_other_tasks_have_neither_scores_nor_alignments(tmp_path_factory):
-    module = load(trained_run("reviews_classifier", tmp_path_factory) / "checkpoints/best.ckpt")
-    with pytest.raises(UserError, match="the task of the model must score lines, but Classifier does not"):
-        module.score(["good"])
-    with pytest.raises(UserError, match="the task of the model must align lines, but Classifier does not"):
-        module.align("good", "pos")
-    with pytest.raises(UserError, match="scores must not be set for a Classifier"):
-        module.predict(["good"], DecodingOptions(scores=True))
+def test_classifier_refuses_scores_and_alignments(classifier):
+    module = load(classifier)
+    for message, call in (
+        ("must score lines, but Classifier does not", lambda: module.score(["good"])),
+        ("must align lines, but Classifier does not", lambda: module.align("good", "pos")),
+        ("scores must not be set for a Classifier", lambda: module.predict(["good"], DecodingOptions(scores=True))),
+    ):
+        with pytest.raises(UserError, match=message):
+            call()
 
 
 # Alignments
 
 
-def test_alignments_follow_the_attention(checkpoint, sources):
+def test_alignments_follow_attention(checkpoint, sources):
     """Without a gold alignment, of the mean over the heads of the middle layer."""
     module = load(checkpoint)
     for source, prediction in zip(sources, module.predict(sources, DecodingOptions(alignments=True)), strict=True):
         (output,) = prediction.outputs
-        found = [
-            shown
-            for shown in module.attention({"source": source, "target": output.text, "alignment": None})
-            if shown.predicts and (shown.keys[-1] == "EOS" or "BOS" in shown.keys[1:])
-        ]
-        shown = found[len(found) // 2]
+        maps = module.attention({"source": source, "target": output.text, "alignment": None})
+        maps = [each for each in maps if each.predicts and (each.keys[-1] == "EOS" or "BOS" in each.keys[1:])]
+        middle = maps[len(maps) // 2]
         targets, symbols = module.tokenizer.split_target(output.text), module.tokenizer.split(source)
-        rows = shown.weights.mean(0)[shown.first_target :][: len(targets), : len(symbols)]
+        rows = middle.weights.mean(0)[middle.first_target :][: len(targets), : len(symbols)]
         words = module.tokenizer.word_indices
         first, second = words(source) or range(len(symbols)), words(output.text) or range(len(targets))
         expected = {(first[i], second[j]) for j, i in enumerate(rows.argmax(1).tolist())}
@@ -208,7 +200,7 @@ def test_alignments_follow_the_attention(checkpoint, sources):
         assert all(i < len(units[0]) and j < len(units[1]) for i, j in output.alignment)
 
 
-def test_truncated_outputs_are_aligned(checkpoint, sources, monkeypatch):
+def test_alignment_of_truncated_outputs(checkpoint, sources, monkeypatch):
     """The decoder cannot read the last token of an output of maximum length."""
     module = load(checkpoint)
     decode_step, steps = module.network.decode_step, []
@@ -224,12 +216,11 @@ def test_truncated_outputs_are_aligned(checkpoint, sources, monkeypatch):
     assert len(steps) % module.max_target_length == 0  # of all batches
     for source, prediction in zip(sources, predictions, strict=True):
         assert prediction.outputs[0].alignment
-        content = {"source": source, "target": prediction.text, "alignment": None}
-        for shown in module.attention(content):
-            assert shown.weights.shape[1:] == (len(shown.queries), len(shown.keys))
+        for each in module.attention({"source": source, "target": prediction.text, "alignment": None}):
+            assert each.weights.shape[1:] == (len(each.queries), len(each.keys))
 
 
-def test_the_head_that_agrees_with_the_gold_alignment_is_used(reference):
+def test_alignment_head(reference):
     module = load(reference("transformer") / "runs/copy_transformer/version_0/checkpoints/best.ckpt")
     layer, head = module.alignment_head
     (prediction,) = module.predict(["3 1 2"], DecodingOptions(alignments=True))
@@ -239,10 +230,9 @@ def test_the_head_that_agrees_with_the_gold_alignment_is_used(reference):
     assert prediction.outputs[0].alignment == tuple(sorted(links))
 
 
-def test_attention_is_shown_as_text(reference, monkeypatch, capsys):
+def test_show_attention(reference, command):
     checkpoint = reference("transformer") / "runs/copy_transformer/version_0/checkpoints/best.ckpt"
-    assert in_process(monkeypatch, "generate", checkpoint, "3 1 2", "--show-attention") == 0
-    output, header, *rows, scale = capsys.readouterr().out.splitlines()
+    output, header, *rows, scale = command("generate", checkpoint, "3 1 2", "--show-attention")[0].splitlines()
     assert header.split() == ["3", "1", "2", "EOS"]
     assert [row[0] for row in rows] == output.split()
     assert {cell for row in rows for cell in row[1:]} <= set(BARS)
@@ -250,7 +240,7 @@ def test_attention_is_shown_as_text(reference, monkeypatch, capsys):
     assert re.fullmatch(r"\(█ is a weight of [01]\.\d\d, a blank is below 0\.0\d\d\)", scale)
 
 
-def test_weights_shown_as_text_are_relative_to_the_largest():
+def test_attention_table_scale():
     """Only weights below a fiftieth of the largest are blank, so that diffuse attention is visible."""
     weights = torch.tensor([[[0.10, 0.05, 0.0019], [0.049, 0.0021, 0.10]]])
     table = _attention_table(AttentionMap("layer", weights, ["x", "y"], ["a", "b", "EOS"], []))
@@ -264,57 +254,47 @@ def test_weights_shown_as_text_are_relative_to_the_largest():
 # Formats
 
 
-def test_columns_and_json_have_the_same_values(checkpoint, sources, monkeypatch, capsys):
-    details = ["--n-best", "2", "--scores", "--alignments"]
-    assert in_process(monkeypatch, "generate", checkpoint, *sources, *details) == 0
-    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert in_process(monkeypatch, "generate", checkpoint, *sources, *details, "--json") == 0
-    objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+def test_columns_equal_json(checkpoint, sources, command):
+    arguments = ["generate", checkpoint, *sources, "--n-best", "2", "--scores", "--alignments"]
+    rows = [line.split("\t") for line in command(*arguments)[0].splitlines()]
+    objects = [json.loads(line) for line in command(*arguments, "--json")[0].splitlines()]
     assert len(rows) == len(objects) >= len(sources)
-    for (text, value, rank, alignment), found in zip(rows, objects, strict=True):
-        assert (text, int(rank), alignment) == (found["text"], found["rank"], found["alignment"])
-        assert float(value) == pytest.approx(found["log_probability"], abs=1e-4)
-    numbers = [found["line"] for found in objects]
-    assert sorted(set(numbers)) == numbers or numbers == sorted(numbers)
+    for (text, value, rank, alignment), row in zip(rows, objects, strict=True):
+        assert (text, int(rank), alignment) == (row["text"], row["rank"], row["alignment"])
+        assert float(value) == pytest.approx(row["log_probability"], abs=1e-4)
+    numbers = [row["line"] for row in objects]
+    assert numbers == sorted(numbers)
     assert set(numbers) == {1, 2, 3}
 
 
-def test_each_output_is_one_line_with_one_column(speller, monkeypatch, capsys):
+def test_control_characters_do_not_split_lines(speller, monkeypatch, command):
     """A reader that splits at universal newlines, or by str.splitlines, reads as many lines as there are outputs."""
     text = "\r".join(["a", *" \n\v\f\x1c\x1d\x1e\x85\u2028\u2029\t", "b"])
     monkeypatch.setattr(SymbolTokenizer, "decode", lambda self, ids: text)
-    assert in_process(monkeypatch, "generate", speller, "a", "b") == 0
-    assert capsys.readouterr().out.splitlines() == [f"a{' ' * 23}b"] * 2
-    assert in_process(monkeypatch, "generate", speller, "a", "b", "--json") == 0
-    assert [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()] == [text] * 2
+    assert command("generate", speller, "a", "b")[0].splitlines() == [f"a{' ' * 23}b"] * 2
+    lines = command("generate", speller, "a", "b", "--json")[0].splitlines()
+    assert [json.loads(line)["text"] for line in lines] == [text] * 2
 
 
-def test_a_line_of_a_table_is_not_a_source_of_symbols(speller, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"abc\tABC\nabc\t\n")))
-    assert in_process(monkeypatch, "generate", speller) == 1
-    written = capsys.readouterr()
-    assert written.err.splitlines()[0] == (
-        "lightning-tfm: line 1: it must hold only the column of the source, but has 2 columns, separated by tabs; "
-        "select it, as with cut -f1"
-    )
-    first, second = written.out.splitlines()
+def test_columns_are_not_a_source_of_symbols(speller, command):
+    out, err = command("generate", speller, status=1, stdin=b"abc\tABC\nabc\t\n")
+    assert re.match(r"lightning-tfm: line 1: .* has 2 columns, separated by tabs; select it, as with cut -f1\n", err)
+    first, second = out.splitlines()
     assert first == ""
     assert second
 
 
 @pytest.mark.parametrize("task", ["translation_transformer", "reviews_classifier"])
-def test_tabs_in_a_text_are_noted(task, tmp_path_factory, monkeypatch, capsys):
+def test_tabs_in_text_are_noted(task, tmp_path_factory, command):
     """Texts may contain tabs, as those of Multi30k and IMDB do."""
     checkpoint = trained_run(task, tmp_path_factory) / "checkpoints/best.ckpt"
-    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"der\tHund\nder Hund\n")))
-    assert in_process(monkeypatch, "generate", checkpoint) == 0
-    written = capsys.readouterr()
-    assert written.out.count("\n") == 2
-    assert "line 1: it has 2 columns, separated by tabs, read as one text; select the column of the" in written.err
-    assert "line 2: it has 2 columns" not in written.err
+    out, err = command("generate", checkpoint, stdin=b"der\tHund\nder Hund\n")
+    assert out.count("\n") == 2
+    assert "line 1: it has 2 columns, separated by tabs, read as one text" in err
+    assert "line 2: it has 2 columns" not in err
 
 
-def test_tabs_may_be_symbols():
+def test_tab_as_symbol():
     tokenizer = SymbolTokenizer("ab\t")
     module = Seq2SeqModule(GPT(tokenizer.vocab_size, 16, 2, 1, max_length=12), tokenizer, max_target_length=3)
     (prediction,) = module.predict(["a\tb"])
@@ -322,7 +302,7 @@ def test_tabs_may_be_symbols():
     assert "read as one text" in prediction.note
 
 
-def test_features_are_a_column_of_the_source():
+def test_feature_column():
     tokenizer = SymbolTokenizer(["a", "[V]"], feature_separator=";")
     module = Seq2SeqModule(GPT(tokenizer.vocab_size, 16, 2, 1, max_length=12), tokenizer, max_target_length=3)
     whole, source = module.predict(["a\tV\ta", "a\tV"])
@@ -333,18 +313,17 @@ def test_features_are_a_column_of_the_source():
     assert pair.log_probability
 
 
-def test_more_tokens_than_a_model_generates_are_refused(speller, monkeypatch, capsys):
+def test_max_tokens_limit(speller, monkeypatch, command):
     longest = load(speller).max_target_length
-    assert in_process(monkeypatch, "generate", speller, "a", "--max-tokens", longest) == 0
+    command("generate", speller, "a", "--max-tokens", longest)
     monkeypatch.setattr("sys.stdin", None)  # no input is read
-    assert in_process(monkeypatch, "generate", speller, "--max-tokens", longest + 1) == 2
-    message = f"max_tokens must be at most the max_target_length of the model ({longest}), but is {longest + 1}"
-    assert message in capsys.readouterr().err
+    _, err = command("generate", speller, "--max-tokens", longest + 1, status=2)
+    assert f"max_tokens must be at most the max_target_length of the model ({longest}), but is {longest + 1}" in err
 
 
-@pytest.mark.parametrize("command", [generate, score])
-def test_texts_that_begin_with_a_dash_follow_two_dashes(command):
-    parser = command.make_parser()
+@pytest.mark.parametrize("module", [generate, score])
+def test_leading_dash_needs_separator(module):
+    parser = module.make_parser()
     assert parser.parse_intermixed_args(["CKPT", "--int8", "--", "-able", "-ly"]).texts == ["-able", "-ly"]
     with pytest.raises(UserError, match="unrecognized arguments: -able; write texts that begin with - after --"):
         parser.parse_intermixed_args(["CKPT", "-able"])
@@ -362,20 +341,18 @@ def test_texts_that_begin_with_a_dash_follow_two_dashes(command):
         ("a\n".encode("utf-16"), 0, 2),
     ],
 )
-def test_input_is_read_as_utf_8(content, lines, status, speller, tmp_path, monkeypatch, capsys):
+def test_input_encoding(content, lines, status, speller, tmp_path, command):
     (tmp_path / "input").write_bytes(content)
-    assert in_process(monkeypatch, "generate", speller, "--input", tmp_path / "input") == status
-    written = capsys.readouterr()
-    assert len(written.out.splitlines()) == lines
-    errors = {0: "", 1: "line 2: it is not valid UTF-8; save the input in UTF-8", 2: "in UTF-16 do; save it in UTF-8"}
-    assert errors[status] in written.err
-    assert ("in the vocabulary" in written.err) is False
+    out, err = command("generate", speller, "--input", tmp_path / "input", status=status)
+    assert len(out.splitlines()) == lines
+    assert {0: "", 1: "line 2: it is not valid UTF-8; save", 2: "in UTF-16 do; save it in UTF-8"}[status] in err
+    assert "in the vocabulary" not in err
 
 
 # Long inputs
 
 
-def test_outputs_do_not_depend_on_the_lines_beside_them(checkpoint, sources):
+def test_outputs_are_independent_of_batch(checkpoint, sources):
     """Lines are sorted by length, and their outputs are in the order of the lines."""
     module = load(checkpoint)
     lines = [*sources, sources[0], *sources[::-1]]
@@ -405,71 +382,59 @@ def interrupt(monkeypatch, number, method="predict"):
     return calls
 
 
-@pytest.mark.parametrize("options", [[], ["--temperature", "1"]])
-def test_an_interrupted_command_continues_its_output(options, speller, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("name", "options"), [("generate", []), ("generate", ["--temperature", "1"]), ("score", [])], ids=str
+)
+def test_interrupted_output_is_continued(name, options, speller, tmp_path, monkeypatch, command):
     letters = [chr(97 + n) for n in torch.randint(5, (3 * CHUNK_SIZE - 100,)).tolist()]
-    (tmp_path / "input").write_text("".join(f"{letter}\n" for letter in [*letters[:-2], "", letters[-1]]))
-    command = ["generate", speller, "--input", tmp_path / "input", "--max-tokens", "3", *options, "--output"]
-    assert in_process(monkeypatch, *command, tmp_path / "whole") == 1
-    calls = interrupt(monkeypatch, 3)
-    assert in_process(monkeypatch, *command, tmp_path / "parts") == 130
+    lines = letters if name == "generate" else [f"{letter}\t{letter.upper()}" for letter in letters]
+    (tmp_path / "input").write_text("".join(f"{line}\n" for line in [*lines[:-2], "", lines[-1]]))
+    options = ["--max-tokens", "3", *options] if name == "generate" else []
+    arguments = [name, speller, "--input", tmp_path / "input", *options, "--output"]
+    command(*arguments, tmp_path / "whole", status=1)  # because of the empty line
+    calls = interrupt(monkeypatch, 3, "predict" if name == "generate" else "score")
+    command(*arguments, tmp_path / "parts", status=130)
     assert not (tmp_path / "parts").exists()
     with (tmp_path / "parts.part").open("a") as file:  # written after the last complete chunk
         file.write("cut o")
-    capsys.readouterr()
-    assert in_process(monkeypatch, *command, tmp_path / "parts") == 1
-    assert f"after {2 * CHUNK_SIZE:,} lines" in capsys.readouterr().err
+    _, err = command(*arguments, tmp_path / "parts", status=1)
+    assert f"after {2 * CHUNK_SIZE:,} lines" in err
     assert len(calls) == 4
     assert (tmp_path / "parts").read_bytes() == (tmp_path / "whole").read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {"input", "whole", "parts"}
 
 
-def test_an_interrupted_score_continues_its_output(speller, tmp_path, monkeypatch, capsys):
-    letters = [chr(97 + n) for n in torch.randint(5, (2 * CHUNK_SIZE + 9,)).tolist()]
-    (tmp_path / "input").write_text("".join(f"{letter}\t{letter.upper()}\n" for letter in letters))
-    command = ["score", speller, "--input", tmp_path / "input", "--output"]
-    assert in_process(monkeypatch, *command, tmp_path / "whole") == 0
-    calls = interrupt(monkeypatch, 2, "score")
-    assert in_process(monkeypatch, *command, tmp_path / "parts") == 130
-    assert in_process(monkeypatch, *command, tmp_path / "parts") == 0
-    assert f"after {CHUNK_SIZE:,} lines" in capsys.readouterr().err
-    assert len(calls) == 4
-    assert (tmp_path / "parts").read_bytes() == (tmp_path / "whole").read_bytes()
-
-
-def test_the_output_of_a_different_command_is_kept(speller, tmp_path, monkeypatch, capsys):
+def test_output_of_another_command_is_kept(speller, tmp_path, command):
     (tmp_path / "input").write_text("a\nb\n")
     (tmp_path / "output.part").write_text("x\n")
     state = {"command": "another", "lines": 1, "failures": 0, "bytes": 2}
     (tmp_path / "output.part.json").write_text(json.dumps(state))
-    command = ["generate", speller, "--input", tmp_path / "input", "--output", tmp_path / "output"]
-    assert in_process(monkeypatch, *command) == 2
-    assert "repeat that command, or delete this file" in capsys.readouterr().err
+    arguments = ["generate", speller, "--input", tmp_path / "input", "--output", tmp_path / "output"]
+    assert "repeat that command, or delete this file" in command(*arguments, status=2)[1]
     assert (tmp_path / "output.part").read_text() == "x\n"
     (tmp_path / "output.part").unlink()
-    assert in_process(monkeypatch, *command) == 0
+    command(*arguments)
     assert len((tmp_path / "output").read_text().splitlines()) == 2
 
 
-def test_an_output_is_written_by_one_command_at_a_time(speller, tmp_path, monkeypatch, capsys):
-    command = ["generate", speller, "a", "--output", tmp_path / "output"]
-    original, statuses = Predictor.predict, []
+def test_output_is_locked(speller, tmp_path, monkeypatch, command):
+    arguments, original, errors = ["generate", speller, "a", "--output", tmp_path / "output"], Predictor.predict, []
 
-    def predict(*arguments):
+    def predict(*inputs):
         monkeypatch.setattr(Predictor, "predict", original)
-        statuses.append(in_process(monkeypatch, *command))
-        return original(*arguments)
+        errors.append(command(*arguments, status=2)[1])
+        return original(*inputs)
 
     monkeypatch.setattr(Predictor, "predict", predict)
-    assert in_process(monkeypatch, *command) == 0
-    assert statuses == [2]
-    assert "output' is locked by another process; stop that process first" in capsys.readouterr().err
+    command(*arguments)
+    (error,) = errors
+    assert "output' is locked by another process; stop that process first" in error
     assert len((tmp_path / "output").read_text().splitlines()) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"output"}
 
 
 @pytest.mark.parametrize("piped", [False, True])
-def test_an_output_is_synchronized_before_it_is_renamed(piped, speller, tmp_path, monkeypatch):
+def test_output_is_synced_before_rename(piped, speller, tmp_path, monkeypatch, command):
     calls, fsync, replace = [], os.fsync, Path.replace
 
     def record_fsync(descriptor):
@@ -482,65 +447,57 @@ def test_an_output_is_synchronized_before_it_is_renamed(piped, speller, tmp_path
 
     monkeypatch.setattr(os, "fsync", record_fsync)
     monkeypatch.setattr(Path, "replace", record_replace)
-    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"a\nb\n")))
     texts = [] if piped else ["a", "b"]
-    assert in_process(monkeypatch, "generate", speller, *texts, "--output", tmp_path / "output") == 0
+    command("generate", speller, *texts, "--output", tmp_path / "output", stdin=b"a\nb\n")
     part = str(tmp_path / "output.part")
     assert calls[-3:] == [("fsync", part), ("rename", part), ("fsync", str(tmp_path))]
 
 
-def test_a_full_disk_is_reported_with_the_output(speller, tmp_path, monkeypatch, capsys):
+def test_full_disk_names_output(speller, tmp_path, monkeypatch, command):
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(full))
-    assert in_process(monkeypatch, "generate", speller, "a", "--output", tmp_path / "output") == 1
-    assert capsys.readouterr().err.endswith("/output.part: No space left on device\n")
+    _, err = command("generate", speller, "a", "--output", tmp_path / "output", status=1)
+    assert err.endswith("/output.part: No space left on device\n")
 
 
-def test_standard_input_is_not_continued(speller, tmp_path, monkeypatch, capsys):
+def test_stdin_is_not_continued(speller, tmp_path, monkeypatch, command):
     """The lines of an interrupted command may not come again."""
-    command = ["generate", speller, "--output", tmp_path / "output"]
+    arguments = ["generate", speller, "--output", tmp_path / "output"]
     interrupt(monkeypatch, 2)
-    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"a\n" * 2 * BATCH_SIZE)))
-    assert in_process(monkeypatch, *command) == 130
-    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"b\n")))
-    assert in_process(monkeypatch, *command) == 0
+    command(*arguments, status=130, stdin=b"a\n" * 2 * BATCH_SIZE)
+    command(*arguments, stdin=b"b\n")
     assert len((tmp_path / "output").read_text().splitlines()) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"output"}
 
 
-def test_a_mistake_leaves_no_output(classifier, tmp_path, monkeypatch, capsys):
-    assert in_process(monkeypatch, "generate", classifier, "good", "--scores", "--output", tmp_path / "output") == 2
+def test_no_output_after_error(classifier, tmp_path, command):
+    command("generate", classifier, "good", "--scores", "--output", tmp_path / "output", status=2)
     assert not list(tmp_path.iterdir())
-    assert in_process(monkeypatch, "generate", classifier, "good", "--output", "/dev/null") == 2
-    assert "/dev/null' cannot be opened: Not a regular file" in capsys.readouterr().err
+    _, err = command("generate", classifier, "good", "--output", "/dev/null", status=2)
+    assert "/dev/null' cannot be opened: Not a regular file" in err
     assert Path("/dev/null").is_char_device()
 
 
-def test_binary_standard_input_is_one_mistake(speller, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", TextIOWrapper(BufferedReader(BytesIO(b"\x80\0\n" * 1000))))
-    assert in_process(monkeypatch, "generate", speller) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        "lightning-tfm: error: standard input must be a text in UTF-8, but has zero bytes, as binary files and texts "
-        "in UTF-16 do; save it in UTF-8"
-    )
+def test_binary_stdin_is_refused_once(speller, command):
+    _, err = command("generate", speller, status=2, stdin=b"\x80\0\n" * 1000)
+    assert re.search("error: standard input must be a text in UTF-8, but has zero bytes, .* UTF-8$", err)
 
 
-def test_the_label_of_a_text_is_written_with_its_probability(classifier, monkeypatch, capsys):
-    assert in_process(monkeypatch, "generate", classifier, "good", "--json") == 0
-    (written,) = map(json.loads, capsys.readouterr().out.splitlines())
-    assert written.keys() == {"line", "text", "probability"}
-    assert written["text"] in load(classifier).labels
-    assert 0 < written["probability"] <= 1
+def test_label_with_probability(classifier, command):
+    (line,) = map(json.loads, command("generate", classifier, "good", "--json")[0].splitlines())
+    assert line.keys() == {"line", "text", "probability"}
+    assert line["text"] in load(classifier).labels
+    assert 0 < line["probability"] <= 1
 
 
-def test_a_classifier_warns_of_a_long_text(tmp_path_factory):
-    module = load(trained_run("reviews_classifier", tmp_path_factory) / "checkpoints/best.ckpt")
+def test_classifier_warns_of_long_text(classifier):
+    module = load(classifier)
     length = module.longest_source + 1
     (prediction,) = module.predict(["good " * length])
     assert f"it has {length} tokens, more than any training text" in prediction.note
 
 
-def test_control_characters_of_predictions_are_escaped(capsys):
+def test_printed_predictions_escape_control_characters(capsys):
     predictions = Predictions()
     for correct in (True, False):
         line = {"source": "a\x1b[2J", "prediction": "[b]\x1b]", "target": "c\x9b", "correct": correct, "nll": 1.0}
@@ -559,7 +516,7 @@ def test_control_characters_of_predictions_are_escaped(capsys):
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_control_characters_are_escaped_in_a_terminal_only(is_terminal, monkeypatch, capsys):
+def test_control_characters_are_escaped_in_terminal_only(is_terminal, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     options = Namespace(texts=["a"], input=None, output=None)
     with LineOutput(options) as output:

@@ -35,7 +35,7 @@ finally:
 """
 
 
-def test_a_new_command_touches_one_file(tmp_path):
+def test_new_command_is_one_file(tmp_path):
     package = tmp_path / "lightning_tfm"
     shutil.copytree(Path(lightning_tfm.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     (package / "commands/greet.py").write_text(COMMAND)

@@ -14,21 +14,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_tfm.commands.plan import _cells, costs, planned
-from lightning_tfm.commands.step_cost import (
-    ddp,
-    divide,
-    fake_processes,
-    largest_batch,
-    replicate,
-    step_cost,
-)
+from lightning_tfm.commands.step_cost import ddp, divide, fake_processes, largest_batch, replicate, step_cost
 from lightning_tfm.data import Batch, MicroBatches
 from lightning_tfm.distributed.parallel import DATA, TENSOR
 from lightning_tfm.networks import GPT, AttentionLSTM
 from lightning_tfm.tasks import LanguageModel, Seq2SeqModule
 from lightning_tfm.tokenization import SymbolTokenizer
 from support.experiments import write_task
-from support.processes import CONTEXT, EXPERIMENTS, in_process
+from support.processes import CONTEXT, EXPERIMENTS
 
 TOKENIZER = SymbolTokenizer("abcdefghijklmnopqrstuvwxyz012")
 V, D, LAYERS, B, T = 32, 64, 3, 8, 48
@@ -58,7 +51,7 @@ def num_parameters(module):
     return sum(weight.numel() for weight in module.parameters())
 
 
-def test_flops_of_gpt_are_6nd_and_attention():
+def test_flops_of_gpt():
     module = make()
     matrices = num_parameters(module) - module.network.positions.weight.numel() - (2 * LAYERS + 1) * D  # norms
     # A token attends to T keys: 2 products in the forward pass, 4 and one recomputed in the backward pass.
@@ -67,7 +60,7 @@ def test_flops_of_gpt_are_6nd_and_attention():
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")  # by disabling the kernel
-def test_flops_of_an_lstm_are_those_without_its_fused_kernel():
+def test_flops_of_fused_lstm():
     with torch.backends.mkldnn.flags(enabled=False):
         expected = step_cost(make_lstm, pairs()).flops
     # The kernel also computes the gradient of the initial state.
@@ -75,7 +68,7 @@ def test_flops_of_an_lstm_are_those_without_its_fused_kernel():
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_flops_of_an_lstm_decoder_are_those_of_its_products(fused, monkeypatch):
+def test_flops_of_lstm_decoder(fused, monkeypatch):
     monkeypatch.setattr(AttentionLSTM, "_is_fused", lambda network: fused)
     cost = step_cost(make_lstm, pairs())
     # Per token of 48: query, energies and contexts over 48 keys, and gates from context and hidden state.
@@ -86,7 +79,7 @@ def test_flops_of_an_lstm_decoder_are_those_of_its_products(fused, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])
-def test_state_and_traffic_are_those_of_the_strategy(number):
+def test_state_and_traffic_of_strategies(number):
     size = 4 * num_parameters(make())
     layers = 4 * num_parameters(make().network.layers)
     with fake_processes(number) as mesh:
@@ -103,7 +96,7 @@ def test_state_and_traffic_are_those_of_the_strategy(number):
     assert sharded.flops == copied.flops
 
 
-def test_fsdp2_and_tensor_parallelism_together_share_the_divided_weights():
+def test_state_and_traffic_of_fsdp2_with_tensor_parallelism():
     with fake_processes(2, tensor_parallel_size=2) as mesh:
         tensor = step_cost(make, texts(), divide, mesh)
     with fake_processes(4, tensor_parallel_size=2) as mesh:
@@ -115,7 +108,7 @@ def test_fsdp2_and_tensor_parallelism_together_share_the_divided_weights():
     assert both.sent == tensor.sent + 0.5 * (2 * tensor.weights + layers)
 
 
-def test_accumulated_batches_are_communicated_once():
+def test_traffic_of_accumulated_batches():
     with fake_processes(2) as mesh:
         one, three = (step_cost(make, texts(), ddp, mesh, accumulated=number) for number in (1, 3))
     assert three.flops == 3 * one.flops
@@ -127,79 +120,79 @@ def test_weights_are_not_allocated(strategy, number, size):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with fake_processes(number, size) as mesh:
         cost = step_cost(lambda: make(d_model=8192), texts(), strategy, mesh)
-    allocated = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (
-        1 if sys.platform == "darwin" else 1024
-    )
+    unit = 1 if sys.platform == "darwin" else 1024
+    allocated = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit
     assert number * cost.memory > 30e9
     assert allocated < 1e9
 
 
-def test_the_plan_fits_80_columns(monkeypatch, capsys):
+@pytest.fixture
+def rows(command):
+    """Return a function that plans a step on devices, and returns the words of each row by strategy and devices."""
+
+    def rows(*arguments):
+        lines = command("plan", "copy_gpt", *SMALL, "--devices", *arguments)[0].splitlines()
+        return {(words[0], words[2]): words for words in map(str.split, lines) if words[1:2] == ["x"]}
+
+    return rows
+
+
+MODEL_PARALLEL = ["--config", EXPERIMENTS / "model_parallel.yaml"]
+STRATEGY = "--trainer.strategy.init_args"
+
+
+def test_plan_fits_80_columns(monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
-    sizes = [f"--data.{name}=40" for name in ("train_size", "val_size", "test_size", "longer_size", "batch_size")]
-    assert in_process(monkeypatch, "plan", "copy_gpt", "--devices", "1", "2", *sizes) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = command("plan", "copy_gpt", "--devices", "1", "2", *SMALL, "--data.batch_size=40")[0].splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("GPT of 200,064 parameters")
     names = [" ".join(line.split()[: 3 if " x " in line else 2]) for line in lines[-6:]]
     assert names == ["one device", "elastic x 1", "ddp x 2", "elastic x 2", "fsdp x 2", "tensor x 2"]
 
 
-def test_a_plan_uses_the_settings_of_model_parallelism(monkeypatch, capsys):
-    settings = [
-        "copy_gpt",
-        "--devices",
-        "2",
-        *SMALL,
-    ]
-    settings += ["--config", EXPERIMENTS / "model_parallel.yaml"]
-    strategy = "--trainer.strategy.init_args"
-    activations = {}
-    for is_recomputed in ("false", "true"):
-        options = [f"{strategy}.tensor_parallel_size=2", f"{strategy}.save_distributed_checkpoint=true"]
-        options.append(f"{strategy}.activation_checkpointing={is_recomputed}")
-        assert in_process(monkeypatch, "plan", *settings, *options) == 0
-        rows = {line[:10]: line.split() for line in capsys.readouterr().out.splitlines()[-4:]}
-        activations[is_recomputed] = {name: float(rows[name][9]) for name in ("fsdp x 2  ", "tensor x 2")}
-    for name, recomputed in activations["true"].items():
-        assert recomputed < 0.95 * activations["false"][name]
+def test_activation_checkpointing_lowers_memory(rows):
+    options = [f"{STRATEGY}.tensor_parallel_size=2", f"{STRATEGY}.save_distributed_checkpoint=true"]
+    kept, recomputed = (
+        rows("2", *MODEL_PARALLEL, *options, f"{STRATEGY}.activation_checkpointing={value}")
+        for value in ("false", "true")
+    )
+    for name in ("fsdp", "tensor"):
+        assert float(recomputed[name, "2"][9]) < 0.95 * float(kept[name, "2"][9])
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_plan_of_fsdp2_and_tensor_parallelism_uses_the_number_of_the_settings(size, monkeypatch, capsys):
-    settings = ["--config", EXPERIMENTS / "model_parallel.yaml"]
-    settings += [f"--trainer.strategy.init_args.tensor_parallel_size={size}"]
-    assert in_process(monkeypatch, "plan", "copy_gpt", "--devices", "8", *SMALL, *settings) == 0
-    (shown,) = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("fsdp+tp x 8"))
+def test_tensor_parallel_size_is_planned(size, rows):
+    settings = [*MODEL_PARALLEL, f"{STRATEGY}.tensor_parallel_size={size}"]
+    row = rows("8", *settings)["fsdp+tp", "8"]
     with fake_processes(8, size) as mesh:
         cli = planned(["copy_gpt", *SMALL, *map(str, settings)])
         cost = step_cost(cli.make_module, largest_batch(cli.datamodule, 8 // size), divide, mesh)
-    assert " ".join(shown[3:]) == " ".join(_cells(cost))
+    assert " ".join(row[3:]) == " ".join(_cells(cost))
 
 
-def test_fsdp2_and_tensor_parallelism_are_planned_where_they_divide_the_devices(monkeypatch, capsys):
-    alibi = ["--model.network.positions=alibi", "--model.network.max_length=282"]  # its biases cannot be divided
-    for settings in ([], alibi):
-        assert in_process(monkeypatch, "plan", "copy_gpt", "--devices", "2", "3", "4", *SMALL, *settings) == 0
-        rows = [line.split()[2] for line in capsys.readouterr().out.splitlines() if line.startswith("fsdp+tp")]
-        assert rows == ([] if settings else ["4"])
+ALIBI = ["--model.network.positions=alibi", "--model.network.max_length=282"]
+"""Positions whose biases cannot be divided."""
 
 
-def test_elastic_determinism_is_planned_with_one_micro_batch_per_device_or_those_of_the_overlay(monkeypatch, capsys):
-    for settings, planned_for in (([], ["8"]), (["--config", EXPERIMENTS / "elastic.yaml"], [])):
-        assert in_process(monkeypatch, "plan", "copy_gpt", "--devices", "3", "8", *SMALL, *settings) == 0
-        rows = [line.split()[2] for line in capsys.readouterr().out.splitlines() if line.startswith("elastic")]
-        assert rows == planned_for
+@pytest.mark.parametrize(
+    ("strategy", "arguments", "devices"),
+    [
+        ("fsdp+tp", ["2", "3", "4"], ["4"]),
+        ("fsdp+tp", ["2", "3", "4", *ALIBI], []),
+        ("elastic", ["3", "8"], ["8"]),
+        ("elastic", ["3", "8", "--config", EXPERIMENTS / "elastic.yaml"], []),
+    ],
+)
+def test_strategies_that_divide_devices(strategy, arguments, devices, rows):
+    """Elastic determinism has one micro-batch per device, or the number of the settings."""
+    assert [number for name, number in rows(*arguments) if name == strategy] == devices
 
 
 @pytest.mark.parametrize("setting", ["batch_size=1", "batch_tokens=70"])
-def test_a_batch_of_fewer_rows_than_micro_batches_is_planned_without_elastic_determinism(
-    setting, tmp_path, monkeypatch, capsys
-):
+def test_too_few_rows_for_elastic_plan(setting, tmp_path, command):
     task = write_task("translation_transformer", tmp_path)
     options = ["--data.batch_tokens=null"] if setting.startswith("batch_size") else []
-    assert in_process(monkeypatch, "plan", task, *options, f"--data.{setting}") == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = command("plan", task, *options, f"--data.{setting}")[0].splitlines()
     assert lines[-1].startswith("one device")
     assert not any(line.startswith("elastic") for line in lines)
 
@@ -210,10 +203,7 @@ def test_a_batch_of_fewer_rows_than_micro_batches_is_planned_without_elastic_det
         (["no_such_experiment"], "'no_such_experiment' must be a YAML file or the name of an experiment"),
         (["copy_gpt", "--devices", "0"], "--devices must be at least 1, but is 0; try 1"),
         (["copy_gpt", "--devices", "two"], "argument --devices: invalid int value: 'two'"),
-        (
-            ["copy_gpt", "--devices", "65"],
-            "at least the number of processes or micro-batches (65), but is 16",
-        ),
+        (["copy_gpt", "--devices", "65"], "at least the number of processes or micro-batches (65), but is 16"),
         (
             ["copy_gpt", "--config", "elastic", "--data.batch_size", "1"],
             "at least the number of processes or micro-batches (2), but is 1",
@@ -223,10 +213,9 @@ def test_a_batch_of_fewer_rows_than_micro_batches_is_planned_without_elastic_det
         ([], "lightning-tfm plan needs the name of an experiment"),
     ],
 )
-def test_a_mistake_is_reported_in_one_line(arguments, message, monkeypatch, capsys, tmp_path):
+def test_errors_are_one_line(arguments, message, monkeypatch, command, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert in_process(monkeypatch, "plan", *arguments) == 2
-    error = capsys.readouterr().err
+    _, error = command("plan", *arguments, status=2)
     assert message in error
     assert error.count("\n") == 1
 
@@ -295,11 +284,6 @@ def outcome(results, *processes):
     return results.get()
 
 
-def measured_experiment(*settings):
-    results = CONTEXT.SimpleQueue()
-    return outcome(results, CONTEXT.Process(target=measure_experiment, args=(settings, results)))
-
-
 @pytest.mark.run
 @pytest.mark.parametrize(
     "settings",
@@ -312,16 +296,18 @@ def measured_experiment(*settings):
     ],
     ids=" ".join,
 )
-def test_the_peak_of_an_experiment_is_planned_within_10_percent(settings):
-    expected, found = measured_experiment("--config", *settings)
-    assert expected == pytest.approx(found, rel=0.1)
+def test_peak_of_experiment_is_planned_within_10_percent(settings):
+    results = CONTEXT.SimpleQueue()
+    process = CONTEXT.Process(target=measure_experiment, args=(["--config", *settings], results))
+    expected, actual = outcome(results, process)
+    assert expected == pytest.approx(actual, rel=0.1)
 
 
 @pytest.mark.run
 @pytest.mark.parametrize(
     ("strategy", "number", "tensor_parallel_size"), [(ddp, 2, 1), (divide, 2, 1), (divide, 2, 2), (divide, 4, 2)]
 )
-def test_the_peak_of_several_processes_is_planned_within_10_percent(strategy, number, tensor_parallel_size, tmp_path):
+def test_peak_of_processes_is_planned_within_10_percent(strategy, number, tensor_parallel_size, tmp_path):
     results = CONTEXT.SimpleQueue()
     rendezvous = Path(tmp_path, "rendezvous")
     arguments = [(rank, strategy, number, tensor_parallel_size, rendezvous, results) for rank in range(number)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -28,37 +27,37 @@ def seeded(*options, **settings):
 
 def summaries(cwd):
     """Return the summary of each run by seed, without its times."""
-    found = {}
-    for path in sorted(cwd.glob(f"{FOLDER}/version_*/summary.json")):
-        summary = json.loads(path.read_text())
-        found[summary["seed"]] = {k: v for k, v in summary.items() if k not in ("train_seconds", "samples_per_second")}
-    return found
+    contents = [json.loads(path.read_text()) for path in sorted(cwd.glob(f"{FOLDER}/version_*/summary.json"))]
+    return {
+        content["seed"]: {k: v for k, v in content.items() if k not in ("train_seconds", "samples_per_second")}
+        for content in contents
+    }
+
+
+def alone(cwd, seed):
+    """Return the summary of a run of one seed."""
+    (cwd / "alone").mkdir()
+    run(*seeded(f"--seed_everything={seed}"), cwd=cwd / "alone").finish()
+    return summaries(cwd / "alone")[seed]
 
 
 @pytest.mark.run
-def test_each_seed_is_an_ordinary_run(tmp_path):
-    child = run(*seeded("--seeds", "4,7", "--jobs=2"), cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
-    (tmp_path / "alone").mkdir()
-    assert run(*seeded("--seed_everything=7"), cwd=tmp_path / "alone").wait() == 0
-    found = summaries(tmp_path)
-    assert sorted(found) == [4, 7]
-    assert found[7] == summaries(tmp_path / "alone")[7]
+def test_seeds_are_ordinary_runs(tmp_path):
+    child = run(*seeded("--seeds", "4,7", "--jobs=2"), cwd=tmp_path).finish()
+    runs = summaries(tmp_path)
+    assert sorted(runs) == [4, 7]
+    assert runs[7] == alone(tmp_path, 7)
     lines = child.out.read_text().splitlines()
     assert sorted(line.split(":")[0] for line in lines[:2]) == ["seed 4", "seed 7"]
     assert lines[-1] == f"  lightning-tfm compare {FOLDER}"
-    shown = run("compare", FOLDER, cwd=tmp_path)
-    assert shown.wait() == 0, shown.err.read_text()
-    assert "copy_gpt" in shown.out.read_text()
+    assert "copy_gpt" in run("compare", FOLDER, cwd=tmp_path).finish().out.read_text()
 
 
 @pytest.mark.run
 def test_interrupted_seeds_are_resumed(tmp_path):
     arguments = seeded("--seeds=4..5")
     child = start(*arguments, cwd=tmp_path)
-    while not (tmp_path / FOLDER / "version_1/checkpoints/last.ckpt").exists():
-        assert child.process.is_alive(), child.err.read_text()
-        time.sleep(0.02)
+    child.wait_until((tmp_path / FOLDER / "version_1/checkpoints/last.ckpt").exists)
     child.process.terminate()
     assert child.wait() == 143
     *_, line, command = child.err.read_text().splitlines()
@@ -66,33 +65,27 @@ def test_interrupted_seeds_are_resumed(tmp_path):
     assert command.endswith(" --seeds=4..5 --ckpt_path last")
     written = (tmp_path / FOLDER / "version_0/summary.json").stat().st_mtime_ns
 
-    child = run(*arguments, "--ckpt_path", "last", cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    child = run(*arguments, "--ckpt_path", "last", cwd=tmp_path).finish()
     assert "seed 4: finished before, runs/copy_gpt/version_0\n" in child.out.read_text()
     assert (tmp_path / FOLDER / "version_0/summary.json").stat().st_mtime_ns == written
     assert len(list((tmp_path / FOLDER).glob("version_*"))) == 2
-    (tmp_path / "alone").mkdir()
-    assert run(*seeded("--seed_everything=5"), cwd=tmp_path / "alone").wait() == 0
-    assert summaries(tmp_path)[5] == summaries(tmp_path / "alone")[5]
+    assert summaries(tmp_path)[5] == alone(tmp_path, 5)
 
 
 @pytest.mark.run
-def test_runs_that_survive_a_kill_are_awaited(tmp_path):
+def test_surviving_runs_are_awaited(tmp_path):
     arguments = seeded("--seeds=4..5", **{"trainer.max_steps": 300})
     child = start(*arguments, cwd=tmp_path)
-    while not (tmp_path / FOLDER / "version_0/checkpoints/last.ckpt").exists():
-        assert child.process.is_alive(), child.err.read_text()
-        time.sleep(0.02)
+    child.wait_until((tmp_path / FOLDER / "version_0/checkpoints/last.ckpt").exists)
     child.process.kill()
     assert child.wait() == -9
-    child = run(*arguments, "--ckpt_path", "last", cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    child = run(*arguments, "--ckpt_path", "last", cwd=tmp_path).finish()
     assert "seed 4: finished before, runs/copy_gpt/version_0\n" in child.out.read_text()
     assert sorted(summaries(tmp_path)) == [4, 5]
 
 
 @pytest.mark.run
-def test_a_failed_seed_does_not_stop_the_others(tmp_path):
+def test_failed_seed_does_not_stop_others(tmp_path):
     child = run(*seeded("--seeds=4..5", "--model.optimizer.lr=1e30"), cwd=tmp_path)
     assert child.wait() == 1
     lines = child.out.read_text().splitlines()
@@ -115,23 +108,19 @@ def test_a_failed_seed_does_not_stop_the_others(tmp_path):
         (["--seeds=1..2", "--trainer.max_stepz=3"], "there is no setting 'trainer.max_stepz'; did you mean"),
     ],
 )
-def test_a_mistake_is_reported_before_a_run_starts(options, message, tmp_path):
+def test_errors_precede_runs(options, message, tmp_path):
     child = run(*seeded(*options), cwd=tmp_path)
-    assert child.wait() == 2
-    *_, line = child.err.read_text().splitlines()  # after warnings, which tests show
-    assert line.startswith("lightning-tfm: error: ")
-    assert message in line
+    child.refuse(message)
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("variable", ["WORLD_SIZE", "SLURM_NTASKS"])
-def test_seeds_are_started_by_one_process(variable, tmp_path):
+def test_seeds_need_one_process(variable, tmp_path):
     child = run(*seeded("--seeds=1..2"), cwd=tmp_path, **{variable: "2"})
-    assert child.wait() == 2
-    assert "--seeds must be used in one process" in child.err.read_text()
+    child.refuse("--seeds must be used in one process")
 
 
-def test_the_newest_run_of_each_seed_is_found(monkeypatch, tmp_path):
+def test_newest_run_of_each_seed(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("lightning_tfm.fit.cli.handle_signals", lambda handler: None)
     runs = SeededRuns([*map(str, seeded("--data.init_args.batch_size=15")[1:])])
@@ -159,7 +148,7 @@ def test_the_newest_run_of_each_seed_is_found(monkeypatch, tmp_path):
     ("text", "seeds"),
     [("7", [7]), ("1..3", [1, 2, 3]), ("1, 4 ,9", [1, 4, 9]), ("5..5,1..2", [5, 1, 2]), ("1..1000", [*range(1, 1001)])],
 )
-def test_seeds_are_numbers_and_ranges(text, seeds):
+def test_parse_seeds(text, seeds):
     assert parse_seeds(text) == seeds
 
 
@@ -167,12 +156,12 @@ def test_seeds_are_numbers_and_ranges(text, seeds):
     "text",
     ["", "many", "1,1", "1..2,2", "3..1", "1..2..3", "-1", "1.5", "4294967296", "1..1001", "0..99999999999", "1,"],
 )
-def test_other_seeds_are_refused(text):
+def test_invalid_seeds(text):
     with pytest.raises(UserError, match=f"--seeds must be .*, but is {re.escape(repr(text))}; try 1..5"):
         parse_seeds(text)
 
 
-def test_child_runs_are_terminated_by_an_exception(tmp_path):
+def test_exception_terminates_child_runs(tmp_path):
     def stop(children):
         raise KeyboardInterrupt
 
@@ -188,7 +177,7 @@ def test_child_runs_are_terminated_by_an_exception(tmp_path):
     assert not started[0].is_running
 
 
-def test_the_last_line_of_a_log_is_its_message(tmp_path):
+def test_last_line_of_log(tmp_path):
     (tmp_path / "log").write_text("an earlier run\n")
     (child,) = run_children([lambda: ChildRun(["x\x1b"], tmp_path / "log")])
     assert child.process.returncode == 2

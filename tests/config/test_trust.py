@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import typing
+from itertools import product
 from pathlib import Path
 
 import fsspec
@@ -25,7 +26,7 @@ import lightning_tfm
 from lightning_tfm.config.trust import CLASSES, import_policy, search_current_folder, trusted
 from lightning_tfm.fit.cli import TfmCLI
 from support.experiments import fit
-from support.processes import EXPERIMENTS, TWO_PROCESSES, in_process
+from support.processes import EXPERIMENTS, TWO_PROCESSES
 
 PLANTED = """import pathlib
 pathlib.Path("canary").touch()
@@ -121,51 +122,45 @@ def import_gate(allowed=()):
     return refuses
 
 
-DANGEROUS = {
-    "os.system",
-    "subprocess.Popen",
-    "shutil.rmtree",
-    "runpy.run_path",
-    "torch.load",
-    "torch.hub.load",
-    "torch.distributed.launcher.api.elastic_launch",
-    "lightning.pytorch.callbacks.LambdaCallback",
-}
+DANGEROUS = """
+builtins.exec builtins.open functools.partial io.FileIO logging.FileHandler os.mkdir os.system posix.system
+runpy.run_path shutil.copyfile shutil.rmtree subprocess.Popen subprocess.run threading.Timer
+torch.distributed.launcher.api.elastic_launch torch.hub.load torch.load torch.save torch.utils.cpp_extension.load
+lightning.fabric.utilities.cloud_io.get_filesystem lightning.pytorch.callbacks.LambdaCallback
+lightning_tfm.checkpoint.write lightning_tfm.system.files.write_text
+"""
 
 
 @pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.run)])
-def test_public_callables_are_refused_unless_listed(every):
+def test_public_callables_are_refused(every):
     names = [name for name in public_callables() if name not in trusted()]
     assert len(names) > 10_000
-    assert {*names} > DANGEROUS
-    names = [*DANGEROUS, *names[::every]]
+    assert {*names} > {*DANGEROUS.split()}
+    names = [*DANGEROUS.split(), *names[::every]]
     refuses, imported = import_gate(), set(sys.modules)
     assert [name for name in names if not refuses(name, "function")] == []
     assert [name for name in names[::10] if not refuses(name, "callback")] == []
     assert set(sys.modules) == imported, "naming a module must not import it"
 
 
-DANGEROUS_ATTRIBUTES = {
-    "lightning_tfm.system.files.os.system",
-    "lightning_tfm.fit.console.shutil.rmtree",
-    "lightning_tfm.checkpoint.write",
-    "datamodules.sentiment.tarfile.open",
-    "lightning_tfm.networks.GPT.forward",
-    "lightning_tfm.networks.GPT.mro",
-}
+DANGEROUS_ATTRIBUTES = """
+lightning_tfm.system.files.os.system lightning_tfm.fit.console.shutil.rmtree lightning_tfm.checkpoint.write
+lightning_tfm.fit.console.shutil.copyfile datamodules.sentiment.tarfile.open lightning_tfm.networks.GPT.forward
+lightning_tfm.networks.GPT.mro
+"""
 
 
 @pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.run)])
-def test_attributes_of_listed_names_are_refused(every):
+def test_attributes_are_refused(every):
     names = sorted({name for name in attribute_paths() if name not in trusted() and "<" not in name})
-    assert {*names} > DANGEROUS_ATTRIBUTES
-    names = [*DANGEROUS_ATTRIBUTES, *names[::every]]
+    assert {*names} > {*DANGEROUS_ATTRIBUTES.split()}
+    names = [*DANGEROUS_ATTRIBUTES.split(), *names[::every]]
     names += [f"{module.__name__}.os.system" for module in modules_of("lightning") if hasattr(module, "os")]
     refuses = import_gate()
     assert [name for name in names if not refuses(name, "function")] == []
 
 
-def test_names_in_trusted_packages_are_accepted():
+def test_trusted_packages_are_accepted():
     refuses = import_gate(["os", "torch.hub", "lightning.pytorch.callbacks"])
     for name in ("torch.hub.load", "lightning.pytorch.callbacks.LambdaCallback"):
         assert not refuses(name, "function")
@@ -173,7 +168,7 @@ def test_names_in_trusted_packages_are_accepted():
     assert refuses("torch.hubs.load", "function", "callback")
 
 
-def test_listed_classes_are_accepted_and_include_all_data_modules():
+def test_listed_classes_are_accepted():
     refuses = import_gate()
     for path, cls in trusted().items():
         assert inspect.isclass(cls)
@@ -224,10 +219,16 @@ PLACES = {
 """Settings that accept a class with arguments, or a function."""
 
 
-def fit_with(settings, monkeypatch, *options):
-    """Run `fit` on an experiment with additional settings, and return the exit status."""
-    Path("more.yaml").write_text(yaml.safe_dump(settings))
-    return in_process(monkeypatch, "fit", "--config", EXPERIMENTS / "copy_gpt.yaml", "--config", "more.yaml", *options)
+@pytest.fixture
+def fit_with(command):
+    """Return a function that runs `fit` on an experiment with additional settings, and returns what it prints."""
+
+    def fit_with(settings, *options, status=0):
+        Path("more.yaml").write_text(yaml.safe_dump(settings))
+        config = EXPERIMENTS / "copy_gpt.yaml"
+        return command("fit", "--config", config, "--config", "more.yaml", *options, status=status)[1]
+
+    return fit_with
 
 
 @pytest.fixture
@@ -241,17 +242,14 @@ def parse_only(monkeypatch):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_an_untrusted_class_is_refused_in_every_setting(place, parse_only, monkeypatch, tmp_path, capsys):
+def test_untrusted_class_in_every_setting(place, parse_only, fit_with, monkeypatch, tmp_path):
     Path("planted.py").write_text(PLANTED)
     monkeypatch.syspath_prepend(tmp_path)
     settings = PLACES[place]({"class_path": "planted.Evil"})
-    assert fit_with(settings, monkeypatch) == 2
-    assert (
-        "'planted.Evil', which is not imported; if you trust its code: --trust-package planted"
-        in capsys.readouterr().err
-    )
+    error = fit_with(settings, status=2)
+    assert "'planted.Evil', which is not imported; if you trust its code: --trust-package planted" in error
     assert not Path("canary").exists()
-    fit_with(settings, monkeypatch, "--trust-package=planted")
+    fit_with(settings, "--trust-package=planted", status=None)
     assert Path("canary").exists() or place == "keyword of no signature", "the parser imports trusted packages"
 
 
@@ -266,35 +264,40 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("value", ["http://127.0.0.1:9/x.yaml", "ftp://127.0.0.1:9/x", "memory::x", "planted.yaml"])
-@pytest.mark.parametrize("place", VALUES)
-def test_a_setting_is_not_read_from_a_file_or_an_address(place, value, parse_only, monkeypatch, capsys):
+ADDRESS, FILE = "http://127.0.0.1:9/x.yaml", "planted.yaml"
+OTHER_ADDRESSES = ("ftp://127.0.0.1:9/x", "memory::x")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [*product(VALUES, (ADDRESS, FILE)), *product(("data", "callback", "anything, nested", "folder"), OTHER_ADDRESSES)],
+)
+def test_settings_are_not_read_from_files_or_addresses(place, value, parse_only, fit_with, monkeypatch):
     def opened(*arguments, **settings):
         raise AssertionError(arguments)
 
-    Path("planted.yaml").write_text("accelerator: cpu\n")
+    Path(FILE).write_text("accelerator: cpu\n")
     monkeypatch.setattr(sys.modules["jsonargparse._paths"].Path, "read_text", opened)
     monkeypatch.setattr(fsspec, "open", opened)
-    status = fit_with(VALUES[place](value), monkeypatch)
-    assert status == 2 or value == "planted.yaml"
-    assert len(capsys.readouterr().err.splitlines()) == (status == 2)
+    error = fit_with(VALUES[place](value), status=None if value == FILE else 2)
+    assert error.count("\n") in ((0, 1) if value == FILE else (1,))
 
 
-def test_notes_may_begin_with_an_address(parse_only, monkeypatch, capsys):
+def test_notes_may_begin_with_address(parse_only, fit_with):
     logger = {"class_path": "lightning_tfm.loggers.WandbLogger", "init_args": {"notes": "https://a.b/c is the paper"}}
-    assert fit_with({"trainer": {"logger": logger}}, monkeypatch) == 0, capsys.readouterr().err
+    fit_with({"trainer": {"logger": logger}})
 
 
 @pytest.mark.parametrize("option", ["accelerator", "callbacks", "precision", "logger", "profiler", "strategy"])
-def test_a_file_with_the_name_of_a_value_is_not_read(option, parse_only, monkeypatch, capsys):
+def test_file_named_like_a_value_is_not_read(option, parse_only, fit_with):
     values = {"accelerator": "cpu", "callbacks": "Compile", "precision": "bf16-mixed", "logger": "CSVLogger"}
     value = values.get(option, "simple" if option == "profiler" else "ddp")
     Path(value).write_text("{]")
     options = ["--trainer.logger.save_dir=runs"] if option == "logger" else []
-    assert fit_with({}, monkeypatch, f"--trainer.{option}={value}", *options) == 0, capsys.readouterr().err
+    fit_with({}, f"--trainer.{option}={value}", *options)
 
 
-def test_only_the_trusted_package_is_imported_from_the_current_folder(monkeypatch):
+def test_current_folder_imports_trusted_package_only(monkeypatch):
     for name in ("planted", "planted_optional", "yaml"):
         Path(f"{name}.py").write_text(PLANTED)
     Path("mine").mkdir()
@@ -308,7 +311,7 @@ def test_only_the_trusted_package_is_imported_from_the_current_folder(monkeypatc
 
 
 @pytest.mark.run
-def test_processes_of_seeds_import_nothing_from_the_current_folder(tmp_path):
+def test_seeds_import_nothing_from_current_folder(tmp_path):
     """Lightning starts the second process of each seed."""
     for name in ("yaml", "pandas", "argcomplete", "argparse"):
         Path(f"{name}.py").write_text(PLANTED)
@@ -320,42 +323,23 @@ def test_processes_of_seeds_import_nothing_from_the_current_folder(tmp_path):
 
 
 SAMPLE = [
-    (
-        "torch.distributed.launcher.api.elastic_launch",
-        {"config": {"min_nodes": 1, "max_nodes": 1}, "entrypoint": "canary.sh"},
-    ),
+    ("torch.distributed.launcher.api.elastic_launch", {"config": {"min_nodes": 1}, "entrypoint": "canary.sh"}),
     ("lightning.pytorch.callbacks.LambdaCallback", {"on_fit_start": "os.getcwd"}),
-    ("lightning.pytorch.callbacks.lambda_function.LambdaCallback", {}),
     ("lightning.pytorch.callbacks.lambda_function.Callback", {}),
     ("lightning.pytorch.callbacks.ModelPruning", {"pruning_fn": "os.system"}),
-    ("lightning.pytorch.callbacks.StochasticWeightAveraging", {"swa_lrs": 0.1, "avg_fn": "os.system"}),
     ("lightning.pytorch.cli.instantiate_class", {"args": [], "init": {"class_path": "os.system"}}),
-    ("lightning.pytorch.cli.LightningCLI", {}),
     ("lightning.pytorch.plugins.TorchCheckpointIO", {}),
-    ("lightning.fabric.utilities.cloud_io.get_filesystem", {"path": "canary"}),
     ("os.system", {"command": "touch canary"}),
-    ("posix.system", {"command": "touch canary"}),
-    ("os.mkdir", {"path": "canary"}),
     ("subprocess.Popen", {"args": ["touch", "canary"]}),
-    ("subprocess.run", {"args": ["touch", "canary"]}),
-    ("shutil.copyfile", {"src": "more.yaml", "dst": "canary"}),
     ("builtins.open", {"file": "canary", "mode": "w"}),
     ("builtins.exec", {"source": "open('canary', 'w')"}),
-    ("io.FileIO", {"file": "canary", "mode": "w"}),
-    ("logging.FileHandler", {"filename": "canary"}),
     ("pathlib.Path.touch", {"self": "canary"}),
     ("functools.partial", {"func": "os.system"}),
-    ("threading.Timer", {"interval": 0, "function": "os.system"}),
-    ("torch.save", {"obj": 1, "f": "canary"}),
     ("torch.load", {"f": "canary"}),
     ("torch.hub.load", {"repo_or_dir": "canary", "model": "x"}),
     ("torch.optim.Optimizer", {"defaults": {}}),
-    ("torch.utils.tensorboard.SummaryWriter", {"log_dir": "canary"}),
-    ("torch.utils.cpp_extension.load", {"name": "x", "sources": ["canary"]}),
     ("lightning_tfm.system.files.os.system", {"command": "touch canary"}),
-    ("lightning_tfm.system.files.write_text", {"path": "canary", "text": ""}),
     ("lightning_tfm.checkpoint.write", {"content": {}, "path": "canary"}),
-    ("lightning_tfm.fit.console.shutil.copyfile", {"src": "more.yaml", "dst": "canary"}),
     ("lightning_tfm.networks.GPT.forward", {}),
     ("datamodules.sentiment.tarfile.open", {"name": "canary", "mode": "w"}),
 ]
@@ -363,19 +347,18 @@ SAMPLE = [
 
 
 @pytest.mark.parametrize(("path", "arguments"), SAMPLE, ids=[path for path, _ in SAMPLE])
-def test_an_unlisted_class_or_function_is_refused(path, arguments, monkeypatch, capsys):
+def test_unlisted_class_or_function(path, arguments, fit_with):
     it = {"class_path": path, "init_args": arguments}
     for settings in (PLACES["callback"](it), PLACES["function"](it)):
         imported = set(sys.modules)
-        assert fit_with(settings, monkeypatch) == 2
         refused = r"names '[\w.]+', which is not imported; if you trust its code: --trust-package"
         with_another = r"must not name '[\w.]+'; try lightning_tfm\."
-        assert re.search(f"{refused}|{with_another}", capsys.readouterr().err)
+        assert re.search(f"{refused}|{with_another}", fit_with(settings, status=2))
         assert {path.name for path in Path().iterdir()} == {"more.yaml"}
         assert {name for name in set(sys.modules) - imported if path.startswith(name)} == set()
 
 
-def test_a_program_runs_only_if_its_launcher_is_trusted(monkeypatch, capsys):
+def test_program_needs_trusted_launcher(fit_with):
     """A callback of Lightning can call the launcher of torch, which starts a program."""
     Path("program").write_text(f"#!/bin/sh\n{shutil.which('touch')} {Path('canary').absolute()}\n")
     Path("program").chmod(0o755)
@@ -390,20 +373,20 @@ def test_a_program_runs_only_if_its_launcher_is_trusted(monkeypatch, capsys):
     settings = {"data": {"init_args": sizes}, "trainer": {"callbacks": [callback], "max_steps": 1, "logger": False}}
     settings["trainer"] |= {"accelerator": "cpu", "val_check_interval": 1}
     for allowed in ("", "lightning.pytorch.callbacks", "torch.distributed"):
-        assert fit_with(settings, monkeypatch, f"--trust-package={allowed}") == 2
-        assert "if you trust its code: --trust-package" in capsys.readouterr().err
+        error = fit_with(settings, f"--trust-package={allowed}", status=2)
+        assert "if you trust its code: --trust-package" in error
         assert not Path("canary").exists()
-    assert fit_with(settings, monkeypatch, "--trust-package=lightning.pytorch.callbacks,torch.distributed") == 0
+    fit_with(settings, "--trust-package=lightning.pytorch.callbacks,torch.distributed")
     assert Path("canary").exists()
 
 
-def test_a_network_is_refused_as_a_function(parse_only, monkeypatch, capsys):
+def test_network_is_not_a_function(parse_only, fit_with):
     gpt = {"class_path": "lightning_tfm.networks.GPT", "init_args": {"vocab_size": 9}}
-    assert fit_with(PLACES["function"](gpt), monkeypatch) == 2
-    assert "trainer.strategy.init_args.ddp_comm_hook must not be a callable class" in capsys.readouterr().err
+    error = fit_with(PLACES["function"](gpt), status=2)
+    assert "trainer.strategy.init_args.ddp_comm_hook must not be a callable class" in error
     Path("planted.py").write_text("def hook(state, bucket): pass\n")
-    assert fit_with(PLACES["function"]("planted.hook"), monkeypatch) == 2
-    assert fit_with(PLACES["function"]("planted.hook"), monkeypatch, "--trust-package=planted") == 0
+    fit_with(PLACES["function"]("planted.hook"), status=2)
+    fit_with(PLACES["function"]("planted.hook"), "--trust-package=planted")
 
 
 COMMON_OPTIONS = [
@@ -427,8 +410,8 @@ COMMON_OPTIONS = [
 
 
 @pytest.mark.parametrize("options", COMMON_OPTIONS, ids=[options[0] for options in COMMON_OPTIONS])
-def test_common_options_are_accepted(options, parse_only, monkeypatch, capsys):
-    assert fit_with({}, monkeypatch, *options) == 0, capsys.readouterr().err
+def test_common_options(options, parse_only, fit_with):
+    fit_with({}, *options)
 
 
 REQUIRED = {
@@ -442,7 +425,7 @@ REQUIRED = {
 """Settings without a default, by class."""
 
 
-def test_every_listed_class_of_lightning_can_be_named(parse_only, monkeypatch, capsys):
+def test_listed_classes_of_lightning(parse_only, fit_with):
     """Callbacks, loggers and plugins are lists; a configuration names one each of the others."""
     places = {"callbacks": [], "loggers": [], "plugins": [], "profilers": [], "strategies": [], "accelerators": []}
     for package, names in CLASSES.items():
@@ -455,4 +438,4 @@ def test_every_listed_class_of_lightning_can_be_named(parse_only, monkeypatch, c
         trainer = {"callbacks": places["callbacks"], "logger": places["loggers"], "plugins": places["plugins"]}
         for name, kind in (("profiler", "profilers"), ("strategy", "strategies"), ("accelerator", "accelerators")):
             trainer[name] = places[kind][index]
-        assert fit_with({"trainer": trainer}, monkeypatch) == 0, capsys.readouterr().err
+        fit_with({"trainer": trainer})

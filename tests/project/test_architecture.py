@@ -19,7 +19,7 @@ from layers import imported, layers, module_of, modules, room_of  # noqa: E402
 FILES = sorted(path for folder in ("lightning_tfm", "datamodules") for path in (ROOT / folder).rglob("*.py"))
 
 
-def test_rooms_import_only_from_lower_layers():
+def test_rooms_import_from_lower_layers_only():
     assert layers()[-1] == ["__main__"]  # an exception names the rooms that import each other
 
 
@@ -28,7 +28,7 @@ def test_no_modules_import_each_other():
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_only_the_yaml_combines_the_two_packages(path):
+def test_packages_are_independent(path):
     names = [*imported(path)]
     if module_of(path).startswith("lightning_tfm"):
         assert not any(name.startswith("datamodules") for name in names)
@@ -49,13 +49,13 @@ COMMANDS = ("average", "compare", "export", "generate", "list", "report", "runs"
 @pytest.mark.parametrize(
     "statement", ["from lightning_tfm import load", *(f"import lightning_tfm.commands.{name}" for name in COMMANDS)]
 )
-def test_inference_imports_neither_lightning_nor_torchmetrics(statement):
+def test_inference_does_not_load_lightning(statement):
     code = f"import sys; {statement}; print(*{{'lightning', 'torchmetrics'}} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8", check=True)
     assert run.stdout.split() == []
 
 
-def test_commands_import_scipy_signal_only_when_it_is_used():
+def test_scipy_signal_is_imported_lazily():
     code = """if True:
         import sys
         from lightning_tfm.__main__ import importing
@@ -68,7 +68,7 @@ def test_commands_import_scipy_signal_only_when_it_is_used():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_every_public_method_is_documented_or_overrides_another():
+def test_public_methods_are_documented():
     """Check what ruff cannot, since it does not know the base classes."""
     for path in FILES:
         module = import_module(module_of(path))

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import __main__ as bench
 from benchmarks import convergence, decoding, framework, gpu, limits, measure, peers, steps, tables
 from benchmarks.__main__ import BENCHMARKS, COLUMNS, FOLDER, cells, machine, markdown, plot, publish, state
-from benchmarks.measure import ROUNDS, Block, Row, Side
+from benchmarks.measure import ROUNDS, Block, Row, Side, until_row
 from datamodules import Date, Text
 from lightning_tfm.networks import GPT, Transformer
 from lightning_tfm.tokenization import PAD
@@ -33,7 +33,7 @@ TINY = {"vocab_size": 70, "d_model": 32, "num_heads": 2, "num_layers": 2, "max_l
 # Figures
 
 
-def test_the_interval_covers_the_median_at_its_nominal_rate():
+def test_coverage_of_median_interval():
     draw = random.Random(0)
     for count, expected in ((8, 0.9297), (20, 0.9586)):  # from the binomial distribution
         covered = 0
@@ -44,7 +44,7 @@ def test_the_interval_covers_the_median_at_its_nominal_rate():
     assert measure.interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
 
 
-def test_a_row_holds_if_its_median_reaches_the_target():
+def test_target_of_median():
     rounds = [(2.0, 1.0), (3.0, 1.0), (4.0, 1.0)]
     row = measure.ratio_row("ours / peer", "tokens/s", "≥ 3 x", rounds)
     assert (row.ours, row.peer, row.ratio, row.low, row.high, row.held) == (3.0, 1.0, 3.0, 2.0, 4.0, True)
@@ -52,49 +52,51 @@ def test_a_row_holds_if_its_median_reaches_the_target():
     assert measure.absolute_row("ours", "s", "≤ 4 s", [5.0, 4.0, 1.0]).held
 
 
-def test_expected_time_includes_seeds_that_miss_the_goal():
+def test_expected_time_until_goal():
     seconds, reached = [2.0] * 6 + [3.0] * 2, [True] * 6 + [False] * 2
-    row = measure.until_row("until 1.0", "≥ 4 x", seconds, reached, peer=[12.0] * 8)
+    row = until_row("until 1.0", "≥ 4 x", seconds, reached, peer=[12.0] * 8)
     assert (row.ours, row.peer, row.ratio, row.held) == (3.0, 12.0, 4.0, True)
     assert row.low < row.ratio < row.high
     assert "6 of 8 seeds" in cells(row)[1]
-    assert not measure.until_row("until 1.0", "≥ 4 x", seconds, [*reached[1:], False], peer=[12.0] * 8).held
-    alone = measure.until_row("until 1.0", "≤ 3 s", seconds, reached)
+    assert not until_row("until 1.0", "≥ 4 x", seconds, [*reached[1:], False], peer=[12.0] * 8).held
+    alone = until_row("until 1.0", "≤ 3 s", seconds, reached)
     assert (alone.ours, alone.peer, alone.ratio, alone.held) == (3.0, None, None, True)
     assert (12 / alone.high, 12 / alone.low) == pytest.approx((row.low, row.high))
-    single = measure.until_row("until 1.0", "≤ 3 s", [2.0], [True])
+    single = until_row("until 1.0", "≤ 3 s", [2.0], [True])
     assert (single.ours, single.held, single.low, single.reached) == (2.0, True, None, "1 of 1 seed")
 
 
-def test_a_goal_that_no_seed_reaches_has_infinite_expected_time():
-    row = measure.until_row("until 1.0", "≥ 1 x", [2.0] * 8, [False] * 8, peer=[8.0] * 8)
+def test_expected_time_of_missed_goal():
+    row = until_row("until 1.0", "≥ 1 x", [2.0] * 8, [False] * 8, peer=[8.0] * 8)
     assert (row.ratio, row.low, row.held) == (0.0, 0.0, False)
     assert 0 < row.high < 4
-    row = measure.until_row("until 1.0", "≤ 4 s", [2.0] * 8, [False] * 8)
+    row = until_row("until 1.0", "≤ 4 s", [2.0] * 8, [False] * 8)
     assert (row.ours, row.high, row.held) == (math.inf, math.inf, False)
     assert row.as_dict()["ours"] is None  # JSON has no infinity
     assert cells(Row(**row.as_dict()))[5].endswith("to never")
 
 
-def test_the_share_of_seeds_is_bounded_by_clopper_and_pearson():
+@pytest.mark.parametrize(
+    ("k", "bounds"), [(8, (0.05 ** (1 / 8), 1.0)), (6, (0.4003, 0.9536)), (0, (0.0, 1 - 0.05 ** (1 / 8)))]
+)
+def test_clopper_pearson_bounds(k, bounds):
     """With equal times, only the share varies; the bounds follow from the equations of the paper."""
-    for k, bounds in ((8, (0.05 ** (1 / 8), 1.0)), (6, (0.4003, 0.9536)), (0, (0.0, 1 - 0.05 ** (1 / 8)))):
-        row = measure.until_row("until 1.0", "", [1.0] * 8, [True] * k + [False] * (8 - k), peer=[1.0] * 8)
-        assert (row.low, row.high) == pytest.approx(bounds, abs=2e-3)
+    row = until_row("until 1.0", "", [1.0] * 8, [True] * k + [False] * (8 - k), peer=[1.0] * 8)
+    assert (row.low, row.high) == pytest.approx(bounds, abs=2e-3)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.95, 0.75, 0.5])
-def test_the_interval_covers_the_expected_time_at_its_nominal_rate(share, monkeypatch):
+def test_coverage_of_expected_time(share, monkeypatch):
     monkeypatch.setattr(measure, "DRAWS", 2000)
     draw, covered = random.Random(0), 0
     for _ in range(500):
         ours, peer = ([draw.gauss(mean, 0.1 * mean) for _ in range(8)] for mean in (8, 48))
-        row = measure.until_row("until 1.0", "", ours, [draw.random() < share for _ in range(8)], peer)
+        row = until_row("until 1.0", "", ours, [draw.random() < share for _ in range(8)], peer)
         covered += row.low <= 6 * share <= row.high
     assert covered / 500 >= 0.9
 
 
-def test_a_ratio_is_a_share_of_its_measured_limit():
+def test_share_of_limit():
     ratios = {"step / a": 1.5, "step / a, same tensors": 1.2, "step / b": 1.0, "limit: step / a, products": 3.0}
     rows = [Row(name, "s", "", ratio=ratio) for name, ratio in ratios.items()]
     assert all(bench.share_of_limit(row, rows) is None for row in rows)
@@ -103,7 +105,7 @@ def test_a_ratio_is_a_share_of_its_measured_limit():
     assert shares == [pytest.approx(0.75), pytest.approx(0.6), None]  # the limit is 2
 
 
-def test_flops_per_token_are_those_of_the_matrix_products():
+def test_flops_per_token():
     """Two operations for each weight and each pair of positions, in three passes."""
     network = GPT(**TINY, bias=False)
     D, T, layers = 32, 16, 2
@@ -117,7 +119,7 @@ def test_flops_per_token_are_those_of_the_matrix_products():
 # Results
 
 
-def test_the_report_lists_every_row_and_counts_the_targets_met():
+def test_report():
     rows = [
         measure.ratio_row("a / b", "tokens/s", "≥ 1.5 x", [(3.0, 2.0)], checked="logits"),
         measure.absolute_row("c", "s", "≤ 4 s", [math.inf]),
@@ -127,16 +129,15 @@ def test_the_report_lists_every_row_and_counts_the_targets_met():
     results = {"rows": [replace(row, machine="a CPU", commit="abc1234", torch="2.1").as_dict() for row in rows]}
     report = markdown(json.loads(json.dumps(results)))
     assert "1 of 2 measured targets met" in report
-    origin = "abc1234 | 2.1"
     for row in (
-        f"| a / b | 3 | 2 | tokens/s | 1.5 | 1.5 to 1.5 | ≥ 1.5 x | yes | a CPU |  | logits | {origin} |  |",
-        f"| limit: a | 1,234 | 1,000 | tokens/s | 1.23 | 1.23 to 1.23 |  |  | a CPU |  |  | {origin} |  |",
-        f"| on a GPU |  |  | tokens/s | not measured |  | ≥ 1 x |  | a CPU |  |  | {origin} | no GPU |",
+        "| a / b | 3 | 2 | tokens/s | 1.5 | 1.5 to 1.5 | ≥ 1.5 x | yes | a CPU |  | logits | abc1234 | 2.1 |  |",
+        "| limit: a | 1,234 | 1,000 | tokens/s | 1.23 | 1.23 to 1.23 |  |  | a CPU |  |  | abc1234 | 2.1 |  |",
+        "| on a GPU |  |  | tokens/s | not measured |  | ≥ 1 x |  | a CPU |  |  | abc1234 | 2.1 | no GPU |",
     ):
         assert row in report
 
 
-def test_repeating_a_benchmark_replaces_only_its_own_rows(tmp_path, monkeypatch):
+def test_publishing_replaces_own_rows(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.__main__.plot", lambda rows, path: None)
     path = tmp_path / "results.json"
 
@@ -153,27 +154,26 @@ def test_repeating_a_benchmark_replaces_only_its_own_rows(tmp_path, monkeypatch)
     published(*measured("saving", 3.0))
     assert published(*measured("copying", 1.0, 2.0)) == [("copying 0", 1.0), ("copying 1", 2.0), ("saving 0", 3.0)]
     assert published(*measured("copying", 5.0)) == [("copying 0", 5.0), ("saving 0", 3.0)]
-    unmeasured = Row("copying 0", "s", "≤ 4 s", benchmark="copying")
-    assert published(unmeasured) == [("copying 0", 5.0), ("saving 0", 3.0)]
-    assert published(Row("on a GPU", "s", "", benchmark="gpt2_124m"))[-1] == ("on a GPU", None)
-    assert published(Row("renamed", "s", "", benchmark="gpt2_124m"))[-1] == ("renamed", None)
+    assert published(Row("copying 0", "s", "≤ 4 s", benchmark="copying")) == [("copying 0", 5.0), ("saving 0", 3.0)]
+    for name in ("on a GPU", "renamed"):
+        assert published(Row(name, "s", "", benchmark="gpt2_124m"))[-1] == (name, None)
     path.write_text(path.read_text().replace('"saving"', '"a removed benchmark"'))
     assert published(*measured("copying", 6.0)) == [("copying 0", 6.0), ("renamed", None)]
 
 
-def test_published_results_match_the_measurements():
+def test_published_results_match_measurements():
     results = json.loads((FOLDER / "results.json").read_text(encoding="utf-8"))
     assert (FOLDER / "RESULTS.md").read_text(encoding="utf-8") == markdown(results)
     assert all(row.machine and cells(row)[COLUMNS.index("machine")] == row.machine for row in PUBLISHED)
 
 
-def test_rows_record_the_machine_and_the_commit():
+def test_machine_and_commit():
     assert f"{os.cpu_count()} cores" in machine()
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=FOLDER, capture_output=True, text=True).stdout
     assert commit.startswith(state().removesuffix("+"))
 
 
-def test_every_measured_ratio_with_a_target_is_plotted(tmp_path, monkeypatch):
+def test_plot(tmp_path, monkeypatch):
     """Plot rows with missed targets too, and mark those whose peer was extrapolated."""
     labels = []
     monkeypatch.setattr(matplotlib.axes.Axes, "set_yticks", lambda axes, ticks, names, **_: labels.extend(names))
@@ -183,7 +183,7 @@ def test_every_measured_ratio_with_a_target_is_plotted(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("pins", [True, False])
-def test_measurements_are_pinned_to_the_same_cores_or_noted(pins, monkeypatch):
+def test_pinned_cores(pins, monkeypatch):
     before, cores = os.sched_getaffinity(0), []
 
     def a_benchmark(full):
@@ -257,14 +257,6 @@ def measured(monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.__name__)
-def test_published_rows_are_those_of_the_benchmarks(benchmark, measured):
-    published = [row for row in PUBLISHED if row.benchmark == benchmark.__name__]
-    rows, _, _ = measured(benchmark)
-    assert [(r.name, r.unit, r.target) for r in rows] == [(r.name, r.unit, r.target) for r in published]
-    assert all(row.status == "measured" for row in rows)
-
-
 SHORTENED = {
     convergence.dates_against_tutorial,
     convergence.shakespeare,
@@ -275,19 +267,23 @@ SHORTENED = {
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.__name__)
-def test_rows_note_shortened_work_of_the_peer(benchmark, measured):
+def test_published_rows(benchmark, measured):
+    """Rows note the work of the peer that is shortened unless the benchmark is run in full."""
+    published = [row for row in PUBLISHED if row.benchmark == benchmark.__name__]
     (short, sides, _), (whole, whole_sides, _) = measured(benchmark), measured(benchmark, full=True)
+    assert [(r.name, r.unit, r.target) for r in short] == [(r.name, r.unit, r.target) for r in published]
+    assert all(row.status == "measured" for row in short)
     assert not any(row.extrapolated for row in whole)
-    if benchmark not in SHORTENED:
+    if benchmark in SHORTENED:
+        assert all(row.extrapolated and f"({row.extrapolated})" in cells(row)[2] for row in short)
+        work, whole_work = ([(side.build.args, side.build.keywords) for side in each] for each in (sides, whole_sides))
+        assert work != whole_work
+    else:
         assert short == whole
-        return
-    assert all(row.extrapolated and f"({row.extrapolated})" in cells(row)[2] for row in short)
-    short_work, work = ([(side.build.args, side.build.keywords) for side in each] for each in (sides, whole_sides))
-    assert short_work != work
 
 
 @pytest.mark.parametrize("benchmark", [convergence.dates_against_tutorial, convergence.dates_against_yoyodyne])
-def test_both_sides_train_on_the_dates_of_a_seed(benchmark, measured):
+def test_sides_train_on_equal_dates(benchmark, measured):
     (row,), _, trainings = measured(benchmark)
     assert [data for _, data in trainings] == [f"dates of {arguments[1]}" for arguments, _ in trainings]
     assert (len(trainings), row.checked) == (ROUNDS, convergence.SAME_DATA)
@@ -305,7 +301,7 @@ def test_both_sides_train_on_the_dates_of_a_seed(benchmark, measured):
         (convergence.dates_against_yoyodyne, "val/exact_match", 1.0, False, "--model.init_args.label_smoothing=0.2"),
     ],
 )
-def test_a_goal_is_reached_on_its_split(benchmark, metric, goal, is_lower, setting, measured):
+def test_goals(benchmark, metric, goal, is_lower, setting, measured):
     for value in (goal, goal + (1e-4 if is_lower else -1e-4)):
         (row,), _, trainings = measured(benchmark, value=value)
         assert all(metric in arguments and setting in arguments for arguments, _ in trainings)
@@ -313,7 +309,7 @@ def test_a_goal_is_reached_on_its_split(benchmark, metric, goal, is_lower, setti
         assert (f"end at {value:.4f}" in row.note) == (value != goal)
 
 
-def test_gpu_rows_are_computed_from_the_measurements(measured, monkeypatch):
+def test_gpu_rows(measured, monkeypatch):
     against, used = measured(gpu.gpt2_124m)[0]
     assert (against.ratio, against.held, against.checked) == (40.0, True, "the same")
     assert used.ours == pytest.approx(100 * 40 * (6 * 123_587_328 + 12 * 12 * 768 * 1024) / 989e12)  # without biases
@@ -323,7 +319,7 @@ def test_gpu_rows_are_computed_from_the_measurements(measured, monkeypatch):
     assert (unknown.status, unknown.note) == ("not measured", "no peak is known for a GPU")
 
 
-def test_rows_that_this_machine_cannot_measure_are_marked(monkeypatch):
+def test_rows_not_measured(monkeypatch):
     monkeypatch.setattr(gpu, "has_gpu", lambda: False)
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(convergence, "missing", lambda *names: "no file")
@@ -333,7 +329,7 @@ def test_rows_that_this_machine_cannot_measure_are_marked(monkeypatch):
     assert all(row.as_dict()["status"] == "not measured" and row.as_dict()["ratio"] is None for row in rows)
 
 
-def test_each_step_of_transformer_and_gpt_has_a_limit(measured):
+def test_steps_have_limits(measured):
     rows = [*measured(steps.transformer_steps)[0], *measured(steps.gpt_steps)[0]]
     shares = [bench.share_of_limit(row, [*rows, *measured(limits.limits)[0]]) for row in rows]
     assert shares == [pytest.approx(2.0)] * len(rows)  # products and calls alone reach 40, together 20
@@ -343,7 +339,7 @@ def test_each_step_of_transformer_and_gpt_has_a_limit(measured):
 
 
 @pytest.mark.run
-def test_sides_are_measured_in_separate_processes():
+def test_sides_run_in_separate_processes():
     sides = Side(build_number, number=3), Side(build_number, number=2)
     assert measure.compare(*sides, differ, rounds=2) == ([(3.0, 2.0), (3.0, 2.0)], "3 and 2")
 
@@ -358,7 +354,7 @@ def differ(ours, peer):
     return "3 and 2"
 
 
-def test_each_side_trains_first_in_every_other_round(monkeypatch):
+def test_sides_alternate(monkeypatch):
     order = []
 
     def trained(name, seconds):
@@ -377,16 +373,13 @@ COPY = partial(steps.build_copy, batch_size=2, like_lengths=False, allocator=Fal
 GPT2 = partial(gpu.build_gpt2, size=TINY, batch_size=2, accumulated=3, device="cpu", steps=2, compiled=False)
 SAMPLER = partial(decoding.build_sampler, max_length=decoding.SAMPLED + 2, whole=False)
 LIMIT = partial(limits.build_limit, "post", batch_size=2)
+GPT_STEP = partial(steps.build_gpt, allocator=False)
 BOTH = {
     "Transformer / tutorial": (COPY, ("post", "tutorial"), steps.same_tensors),
     "Transformer / torch": (COPY, ("pre", "torch"), steps.same_tensors),
     "Transformer / torch, dropouts": (COPY, ("pre", "torch with our dropouts"), steps.same_tensors),
-    "GPT / nanoGPT": (partial(steps.build_gpt, bias=False, allocator=False), ("ours", "nano"), steps.same_logits),
-    "GPT / Hugging Face": (
-        partial(steps.build_gpt, bias=True, allocator=False),
-        ("ours as huggingface", "huggingface"),
-        steps.same_logits,
-    ),
+    "GPT / nanoGPT": (partial(GPT_STEP, bias=False), ("ours", "nano"), steps.same_logits),
+    "GPT / Hugging Face": (partial(GPT_STEP, bias=True), ("ours as huggingface", "huggingface"), steps.same_logits),
     "attention LSTM": (steps.build_dates, ("ours", "tutorial"), steps.like_parameters),
     "without attention": (limits.build_lstm_limit, ("without attention",) * 2, limits.unchecked),
     "products": (LIMIT, ("products", "products"), steps.same_parameters),
@@ -399,7 +392,7 @@ BOTH = {
 
 
 @pytest.mark.parametrize("pair", BOTH)
-def test_both_sides_do_the_same_work(pair, monkeypatch):
+def test_sides_do_equal_work(pair, monkeypatch):
     if pair == "GPT in CTranslate2":
         pytest.importorskip("ctranslate2")
     data = Date(train_size=64, val_size=1, test_size=1, batch_size=32, seed=0)
@@ -407,8 +400,8 @@ def test_both_sides_do_the_same_work(pair, monkeypatch):
     monkeypatch.setattr(steps, "date_data", lambda: data)
     monkeypatch.setattr(steps, "keep_freed_memory", lambda: None)  # it lasts for the whole process
     monkeypatch.setattr(steps, "steps_of", lambda batch_size: 2)
-    for name, value in {"GPT_STEPS": 2, "DATE_STEPS": 2}.items():
-        monkeypatch.setattr(steps, name, value)
+    monkeypatch.setattr(steps, "GPT_STEPS", 2)
+    monkeypatch.setattr(steps, "DATE_STEPS", 2)
     build, (ours, peer), same = BOTH[pair]
     built = build(ours), build(peer)
     assert same(*(side.facts for side in built)) or same is limits.unchecked
@@ -432,16 +425,15 @@ def test_both_sides_do_the_same_work(pair, monkeypatch):
         (gpu.same_training, {"parameters": 1, "losses": [1.0]}, {"losses": [1.1]}),
     ],
 )
-def test_checks_describe_themselves_and_refuse_differences(same, facts, other):
+def test_checks_refuse_differences(same, facts, other):
     assert same(facts, facts)
     with pytest.raises(AssertionError):
         same(facts, facts | other)
 
 
 @pytest.mark.parametrize(("norm", "peer"), [("post", peers.TutorialTransformer), ("pre", peers.TorchTransformer)])
-def test_transformers_of_both_sides_compute_the_same_function(norm, peer):
+def test_transformer_logits_of_peers(norm, peer):
     """With our weights and without dropout, the peer computes our logits, including for padded sources."""
-    torch.manual_seed(0)
     ours, theirs = Transformer(**steps.COPY, norm=norm).eval(), peer(**steps.COPY).eval()
     with torch.no_grad():
         for parameter in ours.parameters():  # so that no bias is 0 and no norm is the identity
@@ -453,8 +445,7 @@ def test_transformers_of_both_sides_compute_the_same_function(norm, peer):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_nanogpt_with_our_weights_gives_our_logits(bias):
-    torch.manual_seed(0)
+def test_nanogpt_logits(bias):
     ours, theirs = GPT(**TINY, bias=bias), peers.NanoGPT(**TINY, bias=bias)
     theirs.take_weights_of(ours)
     tokens = torch.randint(3, 70, (2, 16))
@@ -463,7 +454,7 @@ def test_nanogpt_with_our_weights_gives_our_logits(bias):
     torch.testing.assert_close(theirs.next_logits(tokens), expected[:, -1])
 
 
-def test_both_sides_read_the_same_dates():
+def test_sides_read_equal_dates():
     pairs = Date(train_size=40, val_size=1, test_size=1, batch_size=1).pairs("train")
     source, target = next(iter(steps.tutorial_dates(pairs)))
     assert source.shape[0] == 32
@@ -474,10 +465,9 @@ def test_both_sides_read_the_same_dates():
 
 
 @pytest.mark.parametrize("side", ["one by one", "ctranslate2"])
-def test_dates_are_decoded_in_batches_as_by_the_peers(side, monkeypatch):
+def test_dates_decoded_in_batches(side, monkeypatch):
     if side == "ctranslate2":
         pytest.importorskip("ctranslate2")
-    torch.manual_seed(0)
     data = Date(train_size=1, val_size=1, test_size=40, batch_size=1, seed=0)
     data.setup("fit")
     longest = max(data.max_source_length, data.max_target_length)
@@ -489,24 +479,23 @@ def test_dates_are_decoded_in_batches_as_by_the_peers(side, monkeypatch):
     assert (ours.work().amount, peer.work().amount) == (40, 20)
 
 
-def test_matrix_products_are_those_of_every_linear_layer():
+def test_products_of_linear_layers():
     network, batch = Transformer(**steps.COPY), steps.copy_batches(2, like_lengths=False)[0]
     step = limits.products_of(network, batch)
     with FlopCounterMode(display=False) as products:
         step(batch)
-    linear = [layer for layer in network.modules() if isinstance(layer, torch.nn.Linear)]
-    rows = {layer: [] for layer in linear}
-    for layer in linear:
-        layer.register_forward_hook(lambda layer, args, _: rows[layer].append(args[0].numel() // layer.in_features))
+    flops = []
+    for layer in network.modules():
+        if isinstance(layer, torch.nn.Linear):  # three passes of two operations for each input and weight
+            layer.register_forward_hook(lambda layer, args, _: flops.append(6 * args[0].numel() * layer.out_features))
     network(*batch.inputs)
-    expected = sum(3 * 2 * count * layer.weight.numel() for layer, counts in rows.items() for count in counts)
-    assert products.get_total_flops() == expected
+    assert products.get_total_flops() == sum(flops)
 
 
 # Trainings
 
 
-def test_nano_is_scored_on_the_last_tenth_of_the_text(monkeypatch):
+def test_nano_validation_split(monkeypatch):
     """This is the split of nanoGPT, independent of the test split of the experiment."""
     monkeypatch.setattr(Text, "_read", staticmethod(lambda path, encoding: "to be or not to be, " * 100))
     data = convergence.shakespeare_data()
@@ -517,7 +506,7 @@ def test_nano_is_scored_on_the_last_tenth_of_the_text(monkeypatch):
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_the_tutorial_is_scaled_to_all_its_epochs(epochs, monkeypatch):
+def test_tutorial_is_scaled_to_all_epochs(epochs, monkeypatch):
     data = Date(train_size=64, val_size=1, test_size=32, batch_size=32, seed=0)
     data.setup("fit")
     monkeypatch.setattr(convergence, "dates_of", lambda seed: data)
@@ -526,12 +515,10 @@ def test_the_tutorial_is_scaled_to_all_its_epochs(epochs, monkeypatch):
     assert convergence.build_tutorial(0.0, epochs).work().seconds == 3.0, "the goal is reached in the first epoch"
 
 
-SMALL = ["--data.init_args.train_size=100", "--data.init_args.val_size=10", "--data.init_args.test_size=10"]
-
-
 @pytest.mark.run
-def test_training_on_other_data_than_the_peer_is_refused():
-    train = partial(convergence.train, "date_attention_lstm", 3, "val/exact_match", *SMALL, steps=2)
+def test_different_data_are_refused():
+    sizes = [f"--data.init_args.{name}_size={size}" for name, size in (("train", 100), ("val", 10), ("test", 10))]
+    train = partial(convergence.train, "date_attention_lstm", 3, "val/exact_match", *sizes, steps=2)
     block = train()
     assert 0 <= block.amount <= 1 < block.seconds * 1000
     with pytest.raises(AssertionError, match="the sides train on different data"):
@@ -539,7 +526,7 @@ def test_training_on_other_data_than_the_peer_is_refused():
 
 
 @pytest.mark.run
-def test_a_training_on_a_table_records_its_validations(tmp_path, monkeypatch):
+def test_table_training_records_validations(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "EPOCHS", 3)
     for split, size in zip(tables.SPLITS, (64, 10, 10), strict=True):
         words = (f"{number * 7919:x}" for number in range(size))
@@ -564,7 +551,7 @@ def test_a_training_on_a_table_records_its_validations(tmp_path, monkeypatch):
         ("build_lightning", None, None),
     ],
 )
-def test_a_benchmark_times_the_command(build, settings, batches):
+def test_timed_command(build, settings, batches):
     """Batches have 32 dates, each with 10 characters and EOS."""
     arguments = "" if settings is None else ", ".join(["", *map(repr, [*settings, "--data.train_size=200"])])
     program = f"""

@@ -34,14 +34,14 @@ def run_elsewhere(cwd, *commands):
 
 
 @pytest.mark.run
-def test_every_module_imports_on_other_systems(tmp_path):
+def test_modules_import_on_other_systems(tmp_path):
     names = set(run_elsewhere(tmp_path).split())
     known = {"lightning_tfm.fit.cli", "lightning_tfm.commands.reproduce", "datamodules.date", "benchmarks.measure"}
     assert known <= names
 
 
 @pytest.mark.run
-def test_fit_resume_generate_and_report_run_on_other_systems(tmp_path):
+def test_commands_run_on_other_systems(tmp_path):
     run = tmp_path / "runs/copy_gpt/version_0"
     settings = {"model.init_args.lr_schedule.decay": "inverse_sqrt"}
     printed = run_elsewhere(
@@ -74,18 +74,18 @@ def texts_without_encoding(source):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_text_files_are_opened_with_an_encoding(path):
+def test_text_files_have_an_encoding(path):
     assert not list(texts_without_encoding(path.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize(
     "source", ["p.read_text()", "p.write_text(x)", "p.open()", "p.open('a')", "open(p)", "run(c, text=True)"]
 )
-def test_a_missing_encoding_is_detected(source):
+def test_missing_encoding_is_detected(source):
     assert list(texts_without_encoding(source)) == [ast.unparse(ast.parse(source))]
 
 
-def test_data_can_be_sent_to_spawned_workers(make_data):
+def test_data_are_pickled_for_workers(make_data):
     """The data loader spawns its workers on macOS and Windows."""
     data = make_data(num_workers=1)
     data.setup("fit")
@@ -94,7 +94,7 @@ def test_data_can_be_sent_to_spawned_workers(make_data):
         assert len(sent[0]) == len(loader.dataset)
 
 
-def test_files_are_read_in_the_same_order_on_every_system(monkeypatch, tmp_path):
+def test_order_of_files(monkeypatch, tmp_path):
     for name in ("b", "C", "a"):
         for label in ("pos", "Neg"):
             (tmp_path / label).mkdir(exist_ok=True)

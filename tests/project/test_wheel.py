@@ -32,56 +32,54 @@ def run_command(*command: object, cwd: Path, **environment: str) -> str:
     return child.stdout
 
 
-def run_python(*arguments: object, cwd: Path, **environment: str) -> str:
-    """Run Python in a folder, and return its output."""
-    return run_command(sys.executable, *arguments, cwd=cwd, **environment)
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """Install the wheel into a folder, with the dependencies of this environment."""
     source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
-    ignore = shutil.ignore_patterns("__pycache__")
     for name in ("lightning_tfm", "datamodules", "experiments"):
-        shutil.copytree(ROOT / name, source / name, ignore=ignore)
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     options = ["--quiet", "--disable-pip-version-check", "--no-deps"]
-    run_python("-m", "pip", "wheel", *options, "--no-build-isolation", "--wheel-dir", source, source, cwd=source)
+    pip = [sys.executable, "-m", "pip"]
+    run_command(*pip, "wheel", *options, "--no-build-isolation", "--wheel-dir", source, source, cwd=source)
     (wheel,) = source.glob("*.whl")
-    run_python("-m", "pip", "install", *options, "--target", site, wheel, cwd=source)
+    run_command(*pip, "install", *options, "--target", site, wheel, cwd=source)
     return site
 
 
-def test_the_wheel_contains_every_module_and_template(site):
-    for package in ("lightning_tfm", "datamodules"):
-        files = {
-            path.relative_to(ROOT) for path in (ROOT / package).rglob("*") if path.suffix in (".py", ".html", ".typed")
-        }
-        assert all((site / path).is_file() for path in files)
+def test_files_of_wheel(site):
+    files = [path for package in ("lightning_tfm", "datamodules") for path in (ROOT / package).rglob("*")]
+    files = [path.relative_to(ROOT) for path in files if path.suffix in (".py", ".html", ".typed")]
+    assert all((site / path).is_file() for path in files)
 
 
-def test_the_wheel_lists_the_experiments_with_claim_and_training_time(site, tmp_path):
-    printed = run_python("-P", "-m", "lightning_tfm", "list", cwd=tmp_path, PYTHONPATH=str(site))
+@pytest.fixture
+def installed(site, tmp_path):
+    """Return a function that runs Python with the installed wheel in an empty folder, and returns its output."""
+    return lambda *arguments: run_command(sys.executable, "-P", *arguments, cwd=tmp_path, PYTHONPATH=str(site))
+
+
+def test_list_of_experiments(installed):
+    printed = installed("-m", "lightning_tfm", "list").splitlines()
     for experiment in list_experiments(ROOT / "experiments"):
-        (line,) = [line for line in printed.splitlines() if line.split()[0] == experiment.name]
+        (line,) = [line for line in printed if line.split()[0] == experiment.name]
         if experiment.claims:
             claim = experiment.claims[0]
             assert f"{claim.metric} {format_value(claim.value)}" in line
             assert f"{experiment.seconds:,.0f} s" in line
 
 
-def test_the_wheel_installs_the_command(site, tmp_path):
+def test_console_script(site, installed, tmp_path):
     """The console script of pyproject.toml runs the same program as `python -m lightning_tfm`."""
     printed = run_command(site / "bin/lightning-tfm", "list", cwd=tmp_path, PYTHONPATH=str(site))
-    assert printed == run_python("-P", "-m", "lightning_tfm", "list", cwd=tmp_path, PYTHONPATH=str(site))
+    assert printed == installed("-m", "lightning_tfm", "list")
 
 
-def test_the_wheel_trains_an_experiment_by_its_name(site, tmp_path):
+def test_fit_of_named_experiment(site, installed, tmp_path):
     settings = ["--trainer.max_steps=2", "--trainer.val_check_interval=2"]
     settings += ["--data.train_size=200", "--data.val_size=20", "--data.test_size=20"]
-    command = ["-P", "-m", "lightning_tfm", "fit", "--config", "date_attention_lstm", *settings]
-    run_python(*command, cwd=tmp_path, PYTHONPATH=str(site))
+    installed("-m", "lightning_tfm", "fit", "--config", "date_attention_lstm", *settings)
     assert (tmp_path / "runs/date_attention_lstm/version_0/checkpoints/best.ckpt").is_file()
-    where = run_python("-P", "-c", "print(__import__('lightning_tfm').__file__)", cwd=tmp_path, PYTHONPATH=str(site))
+    where = installed("-c", "print(__import__('lightning_tfm').__file__)")
     assert Path(where.strip()).is_relative_to(site)

@@ -64,7 +64,6 @@ def _text(path):
 
 
 def _optimizer():
-
     return torch.optim.AdamW, "step"
 
 

@@ -1,8 +1,22 @@
-"""Pages in a browser."""
+"""Pages of HTML: their data, and how they look in a browser."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import re
+
+
+def page_data(page):
+    """Return the data that are embedded in a page."""
+    return json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def assert_self_contained(page):
+    """Assert that a page loads nothing over a network."""
+    elements = re.sub(r"(<script[^>]*>).*?</script>", r"\1", page, flags=re.DOTALL)
+    assert not re.search(r'<(script|link|img)\b[^>]+(src|href)="(?!data:)', elements)
+    assert "@import" not in page
 
 
 def open_page(browser, path):

@@ -18,7 +18,7 @@ import sys
 import termios
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -57,6 +57,12 @@ class Child:
             process.join(300)
             assert process.exitcode is not None, "the process hangs"
         return self.process.exitcode
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        """Wait until a condition holds, such as that a file exists, while the first process runs."""
+        while not condition():
+            assert self.process.is_alive(), self.err.read_text()
+            time.sleep(0.02)
 
     def finish(self) -> Child:
         """Wait for all processes, which must succeed."""
@@ -164,17 +170,11 @@ def start_two(
 
 
 def start_elastic(
-    number: int, *arguments: object, cwd: Path, num_micro_batches: int = 8, num_threads: int = 1, **settings: Any
+    number: int, *arguments: object, num_micro_batches: int = 8, num_threads: int = 1, **settings: Any
 ) -> Child:
     """Start a run of a number of processes with elastic determinism, see `start`."""
-    options = {"accelerator": "cpu", "devices": number}
-    options |= {
-        "strategy.init_args.num_micro_batches": num_micro_batches,
-        "strategy.init_args.num_threads": num_threads,
-    }
-    elastic = (f"--trainer.{name}={value}" for name, value in options.items())
-    arguments = (*arguments, "--config", EXPERIMENTS / "elastic.yaml", *elastic)
-    return _start_ranks(number, *arguments, cwd=cwd, **settings)
+    strategy = {"num_micro_batches": num_micro_batches, "num_threads": num_threads}
+    return _start_strategy("elastic.yaml", strategy, number, *arguments, **settings)
 
 
 def start_parallel(
@@ -186,16 +186,19 @@ def start_parallel(
     **settings: Any,
 ) -> Child:
     """Start a run of a number of processes that divide the network, see `start`."""
-    options = {
-        "accelerator": "cpu",
-        "devices": number,
-        "strategy.init_args.tensor_parallel_size": tensor_parallel_size,
-        "strategy.init_args.activation_checkpointing": activation_checkpointing,
-        "strategy.init_args.save_distributed_checkpoint": save_distributed_checkpoint,
+    strategy = {
+        "tensor_parallel_size": tensor_parallel_size,
+        "activation_checkpointing": activation_checkpointing,
+        "save_distributed_checkpoint": save_distributed_checkpoint,
     }
-    parallel = (f"--trainer.{name}={value}" for name, value in options.items())
-    arguments = (*arguments, "--config", EXPERIMENTS / "model_parallel.yaml", *parallel)
-    return _start_ranks(number, *arguments, **settings)
+    return _start_strategy("model_parallel.yaml", strategy, number, *arguments, **settings)
+
+
+def _start_strategy(overlay, strategy, number, *arguments, **settings):
+    options = {"accelerator": "cpu", "devices": number}
+    options |= {f"strategy.init_args.{name}": value for name, value in strategy.items()}
+    options = (f"--trainer.{name}={value}" for name, value in options.items())
+    return _start_ranks(number, *arguments, "--config", EXPERIMENTS / overlay, *options, **settings)
 
 
 def _start_ranks(
