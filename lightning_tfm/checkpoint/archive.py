@@ -78,18 +78,18 @@ class _ChecksumWriter:
 
     def close(self) -> None:
         """Write the end of the archive with the checksum as comment."""
-        self.file.write(_comment(self.sum))
+        self.file.write(_comment(self.sum.hexdigest()))
 
 
-def _comment(total: hashlib._Hash) -> bytes:
-    """Return the end of an archive with the SHA-256 `total`: the comment length and the comment."""
-    comment = f"sha256:{total.hexdigest()}".encode()
+def _comment(digest: str) -> bytes:
+    """Return the end of an archive with a hexadecimal SHA-256: the comment length and the comment."""
+    comment = f"sha256:{digest}".encode()
     return struct.pack("<H", len(comment)) + comment
 
 
 def verify_checksum(path: str | Path) -> bool:
     """Return whether a file was written by `write` and has not changed since; raise OSError if it cannot be read."""
-    length = len(_comment(hashlib.sha256()))
+    length = len(_comment(hashlib.sha256().hexdigest()))
     with Path(path).open("rb") as file:
         size = file.seek(0, os.SEEK_END) - length
         if size < 0:
@@ -99,4 +99,4 @@ def verify_checksum(path: str | Path) -> bool:
         while size and (chunk := file.read(min(size, 1 << 20))):
             total.update(chunk)
             size -= len(chunk)
-        return size == 0 and file.read() == _comment(total)
+        return size == 0 and file.read() == _comment(total.hexdigest())
