@@ -81,7 +81,7 @@ class Monitor:
 
     def wait(self) -> None:
         """Wait, after communication has failed, until the thread finds the lost process and ends this one."""
-        seconds, self.timeout = self.timeout + 10, min(self.timeout, 8)
+        seconds, self.timeout = self.timeout + 10, min(self.timeout, 6)
         self.thread.join(seconds)
 
     def _beat(self) -> None:
