@@ -8,14 +8,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from lightning_tfm.reporting.charts import draw_charts
 from lightning_tfm.reporting.collect import Json, RunPage
-from lightning_tfm.reporting.verdict import compare_seeds, result, verdict
+from lightning_tfm.reporting.verdict import compare_pages, result
 from lightning_tfm.runs.record import Run
 
 
 def render(pages: Sequence[RunPage]) -> str:
     """Return the HTML page of runs."""
+    from lightning_tfm.reporting.charts import draw_charts  # slow to import
 
     def key(page: RunPage) -> tuple[str, str]:
         return page.task, page.data
@@ -26,10 +26,8 @@ def render(pages: Sequence[RunPage]) -> str:
         charts = draw_charts(group)
         for chart in charts if number else ():
             chart["id"] += f"-{number}"  # ids must be unique on the page
-        seeds = compare_seeds(group)
         results = [{"name": page.name, "text": result(page)} for page in group]
-        text = seeds["verdict"] if seeds else verdict(group)
-        groups.append({"task": task, "verdict": text, "seeds": seeds, "results": results, "charts": charts})
+        groups.append({"task": task, "results": results, "charts": charts} | compare_pages(group))
     settings = [page.settings for page in pages]
     names = sorted({name for each in settings for name in each})
     values = {name: [each.get(name) for each in settings] for name in names}

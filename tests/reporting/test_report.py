@@ -23,7 +23,7 @@ from lightning_tfm.plots.style import PALETTE
 from lightning_tfm.reporting import collect
 from lightning_tfm.reporting.charts import _by_interest, draw_charts
 from lightning_tfm.reporting.collect import RunPage
-from lightning_tfm.reporting.verdict import verdict
+from lightning_tfm.reporting.verdict import compare_pages
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.terminal import format_duration
 from support import records
@@ -438,7 +438,7 @@ VERDICTS = {
 @pytest.mark.parametrize(("runs", "expected"), VERDICTS.values(), ids=VERDICTS)
 def test_verdict(runs, expected, tmp_path):
     pages = [page_of(tmp_path / name, **run) for name, run in zip("abcd", runs, strict=False)]
-    assert re.fullmatch(expected, verdict(pages))
+    assert re.fullmatch(expected, compare_pages(pages)["verdict"])
 
 
 def page_of(folder, data="x", tokenizer="x", seed=1, correct=0, checkpoint=None, **metrics):
