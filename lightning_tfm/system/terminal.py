@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from lightning_tfm.errors import escape_controls
@@ -25,6 +28,18 @@ class LiteralConsole(Console):
 
     def render_str(self, text: str, **settings: Any) -> Text:
         return super().render_str(escape_controls(text), **settings)
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], console: Console, title: str = "") -> None:
+    """Print a table with a row per line; only in a terminal, cells of the first column are folded."""
+    whole = not console.is_terminal
+    table = Table(title=title or None, title_style="bold", title_justify="left")
+    table.box, table.padding = box.SIMPLE_HEAD, (0, 1, 0, 0)
+    for number, cells in enumerate(zip(header, *rows, strict=True)):
+        table.add_column(cells[0], overflow="fold", min_width=max(map(len, cells)) if whole or number else None)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table, soft_wrap=whole)
 
 
 def format_value(value: float) -> str:
