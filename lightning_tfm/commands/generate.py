@@ -35,7 +35,9 @@ MAX_WIDTH = 120
 
 def generate(arguments: list[str]) -> int:
     """Write the output for each line of input; the exit status is 1 if there is none for a line."""
-    options = _parse(arguments)
+    options = make_parser().parse_intermixed_args(arguments)
+    if options.beam_size is None:
+        options.beam_size = options.n_best
     decoding = DecodingOptions(**{field.name: getattr(options, field.name) for field in fields(DecodingOptions)})
     predictor = load_predictor(options)
     predictor.check_options(decoding)  # before input is read
@@ -100,19 +102,11 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--alignments", action="store_true", help="add a column with the alignment, as SOURCE-OUTPUT from 0"
     )
-    parser.add_argument("--json", action="store_true", help="write a JSON object per output instead of columns")
-    parser.add_argument("--show-attention", action="store_true", help="draw the attention as text, if it fits")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="write a JSON object per output instead of columns")
+    form.add_argument("--show-attention", action="store_true", help="draw the attention as text, if it fits")
     parser.add_trust_package()
     return parser
-
-
-def _parse(arguments: list[str]) -> Namespace:
-    options = make_parser().parse_intermixed_args(arguments)
-    if options.json and options.show_attention:
-        raise UserError("--json and --show-attention are mutually exclusive; leave one out")
-    if options.beam_size is None:
-        options.beam_size = options.n_best
-    return options
 
 
 def _format(predictor: Predictor, number: int, line: str, prediction: LinePrediction, options: Namespace) -> str:
