@@ -146,12 +146,9 @@ def _attention_table(attention: AttentionMap) -> str:
     lines = [" ".join(["".ljust(first), *attention.keys])]
     largest = max(attention.weights.flatten().tolist(), default=0.0) or 1.0
     for query, weights in zip(attention.queries, attention.weights[0].tolist(), strict=True):
-        bars = [_bar(weight / largest) * len(key) for key, weight in zip(attention.keys, weights, strict=True)]
+        shares = [weight / largest for weight in weights]
+        heights = [0 if share < VISIBLE else math.ceil(share * (len(BARS) - 1)) for share in shares]
+        bars = [BARS[height] * len(key) for key, height in zip(attention.keys, heights, strict=True)]
         lines.append(" ".join([query.ljust(first), *bars]))
     lines.append(f"({BARS[-1]} is a weight of {largest:.2f}, a blank is below {VISIBLE * largest:.3f})")
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _bar(fraction: float) -> str:
-    """Return the character for a fraction of the largest weight."""
-    return BARS[0] if fraction < VISIBLE else BARS[math.ceil(fraction * (len(BARS) - 1))]
