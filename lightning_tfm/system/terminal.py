@@ -31,12 +31,13 @@ class LiteralConsole(Console):
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], console: Console, title: str = "") -> None:
-    """Print a table with a row per line; only in a terminal, cells of the first column are folded."""
+    """Print a table; cells are folded in a terminal, but in a file or a pipe, each row is one line."""
     whole = not console.is_terminal
-    table = Table(title=title or None, title_style="bold", title_justify="left")
-    table.box, table.padding = box.SIMPLE_HEAD, (0, 1, 0, 0)
-    for number, cells in enumerate(zip(header, *rows, strict=True)):
-        table.add_column(cells[0], overflow="fold", min_width=max(map(len, cells)) if whole or number else None)
+    table = Table(
+        title=title or None, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    for cells in zip(header, *rows, strict=True):
+        table.add_column(cells[0], overflow="fold", min_width=max(map(len, cells)) if whole else None)
     for row in rows:
         table.add_row(*row)
     console.print(table, soft_wrap=whole)
