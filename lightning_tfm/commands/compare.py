@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 from lightning_tfm.commands.parser import CommandParser, check_new_file
@@ -20,7 +19,14 @@ FIGURES = (".pdf", ".png", ".svg")
 
 def compare(arguments: list[str]) -> int:
     """Print the comparison of groups of runs, and write it to files."""
-    options = _parse(arguments)
+    options = make_parser().parse_args(arguments)
+    for name, path in (("--output", options.output), ("--figure", options.figure)):
+        if path is not None:
+            check_new_file(name, path, options.overwrite)
+    if options.figure is not None and options.figure.suffix not in FIGURES:
+        raise UserError(
+            f"--figure must end in {' or '.join(FIGURES)}, but is {str(options.figure)!r}; try compared.png"
+        )
     groups, notes = find_groups(options.groups)
     comparison = compare_groups(groups, options.metric, notes)
     if options.figure is not None:
@@ -37,9 +43,8 @@ def compare(arguments: list[str]) -> int:
     else:
         text = FORMATS[options.format](comparison)
         print(escape_controls(text) if sys.stdout.isatty() else text, end="")
-    for path in (options.output, options.figure):
-        if path is not None:
-            print(path)
+    for path in filter(None, (options.output, options.figure)):
+        print(path)
     return 0
 
 
@@ -66,15 +71,3 @@ def make_parser() -> CommandParser:
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw a figure to a .png, .pdf or .svg file")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     return parser
-
-
-def _parse(arguments: list[str]) -> Namespace:
-    options = make_parser().parse_args(arguments)
-    for name, path in (("--output", options.output), ("--figure", options.figure)):
-        if path is not None:
-            check_new_file(name, path, options.overwrite)
-    if options.figure is not None and options.figure.suffix not in FIGURES:
-        raise UserError(
-            f"--figure must end in {' or '.join(FIGURES)}, but is {str(options.figure)!r}; try compared.png"
-        )
-    return options

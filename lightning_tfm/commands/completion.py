@@ -50,10 +50,7 @@ def _all_commands() -> ArgumentParser:
     settings = [f"trainer.{name}" for name in inspect.signature(Trainer).parameters if name not in HIDDEN]
     experiments = [experiment.name for experiment in list_experiments(default_folder())]
     for name in ("fit", "validate", "test", *SUMMARIES):
-        if name in SUMMARIES:
-            made: list[ArgumentParser] = [import_module(f"lightning_tfm.commands.{name}").make_parser()]
-        else:
-            made = []
+        made = [import_module(f"lightning_tfm.commands.{name}").make_parser()] if name in SUMMARIES else []
         parser = commands.add_parser(name, parents=made, add_help=False, help=name)  # shtab omits commands without help
         if name in ("fit", "plan"):
             parser.add_argument("experiment", choices=experiments)

@@ -35,7 +35,9 @@ MAX_WIDTH = 120
 
 def generate(arguments: list[str]) -> int:
     """Write the output for each line of input; the exit status is 1 if there is none for a line."""
-    options = _parse(arguments)
+    options = make_parser().parse_intermixed_args(arguments)
+    if options.beam_size is None:
+        options.beam_size = options.n_best
     decoding = DecodingOptions(**{field.name: getattr(options, field.name) for field in fields(DecodingOptions)})
     predictor = load_predictor(options)
     predictor.check_options(decoding)  # before input is read
@@ -100,19 +102,11 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--alignments", action="store_true", help="add a column with the alignment, as SOURCE-OUTPUT from 0"
     )
-    parser.add_argument("--json", action="store_true", help="write a JSON object per output instead of columns")
-    parser.add_argument("--show-attention", action="store_true", help="draw the attention as text, if it fits")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="write a JSON object per output instead of columns")
+    form.add_argument("--show-attention", action="store_true", help="draw the attention as text, if it fits")
     parser.add_trust_package()
     return parser
-
-
-def _parse(arguments: list[str]) -> Namespace:
-    options = make_parser().parse_intermixed_args(arguments)
-    if options.json and options.show_attention:
-        raise UserError("--json and --show-attention are mutually exclusive; leave one out")
-    if options.beam_size is None:
-        options.beam_size = options.n_best
-    return options
 
 
 def _format(predictor: Predictor, number: int, line: str, prediction: LinePrediction, options: Namespace) -> str:
@@ -152,12 +146,9 @@ def _attention_table(attention: AttentionMap) -> str:
     lines = [" ".join(["".ljust(first), *attention.keys])]
     largest = max(attention.weights.flatten().tolist(), default=0.0) or 1.0
     for query, weights in zip(attention.queries, attention.weights[0].tolist(), strict=True):
-        bars = [_bar(weight / largest) * len(key) for key, weight in zip(attention.keys, weights, strict=True)]
+        shares = [weight / largest for weight in weights]
+        heights = [0 if share < VISIBLE else math.ceil(share * (len(BARS) - 1)) for share in shares]
+        bars = [BARS[height] * len(key) for key, height in zip(attention.keys, heights, strict=True)]
         lines.append(" ".join([query.ljust(first), *bars]))
     lines.append(f"({BARS[-1]} is a weight of {largest:.2f}, a blank is below {VISIBLE * largest:.3f})")
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _bar(fraction: float) -> str:
-    """Return the character for a fraction of the largest weight."""
-    return BARS[0] if fraction < VISIBLE else BARS[math.ceil(fraction * (len(BARS) - 1))]

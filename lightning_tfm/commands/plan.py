@@ -13,6 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.commands.seeds import SettingsCLI
 from lightning_tfm.commands.step_cost import (
     SAMPLE,
     StepCost,
@@ -28,7 +29,7 @@ from lightning_tfm.data import TaskDataModule
 from lightning_tfm.distributed.parallel import check_tensor_parallel
 from lightning_tfm.distributed.strategies import Elastic, ModelParallel
 from lightning_tfm.errors import UserError
-from lightning_tfm.fit.cli import TfmCLI, run
+from lightning_tfm.fit.cli import run
 from lightning_tfm.system.private import fake_mode
 from lightning_tfm.system.terminal import LiteralConsole
 from lightning_tfm.tasks import TaskModule
@@ -37,7 +38,7 @@ BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 
 
-class PlanCLI(TfmCLI):
+class PlanCLI(SettingsCLI):
     """TfmCLI that parses the settings of `fit` and constructs the module on fake tensors, but runs nothing.
 
     Attributes:
@@ -59,9 +60,6 @@ class PlanCLI(TfmCLI):
                 self.tensor_parallel_size = trainer.strategy.tensor_parallel_size
             trainer.strategy.tensor_parallel_size, trainer.strategy.save_distributed_checkpoint = 1, False
         return trainer
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        """Run nothing."""
 
     def make_module(self) -> TaskModule:
         """Return a new module, with the settings of the command."""
@@ -128,11 +126,13 @@ PLANNED = ("--trainer.logger=false", "--trainer.accelerator=cpu", "--trainer.dev
 def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
     """Yield the costs of a step for each strategy and number of devices, with the name of the strategy."""
     data, trainer, network = cast(TaskDataModule, cli.datamodule), cli.trainer, cast(TaskModule, cli.model).network
-    settings: dict[str, Any] = {
-        "precision": trainer.precision_plugin,
-        "accumulated": trainer.accumulate_grad_batches,
-        "averages": any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks),
-    }
+    cost = partial(
+        step_cost,
+        cli.make_module,
+        precision=trainer.precision_plugin,
+        accumulated=trainer.accumulate_grad_batches,
+        averages=any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks),
+    )
     is_elastic = isinstance(trainer.strategy, Elastic)
     divided = divide
     if isinstance(trainer.strategy, ModelParallel):
@@ -141,24 +141,20 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
         with fake_processes(number) as mesh:
             batch = largest_batch(data, number)
             if number == 1:
-                yield "one device", step_cost(cli.make_module, batch, replicate, mesh, **settings)
+                yield "one device", cost(batch, replicate, mesh)
             else:
-                yield f"ddp x {number:,}", step_cost(cli.make_module, batch, ddp, mesh, **settings)
+                yield f"ddp x {number:,}", cost(batch, ddp, mesh)
             parts = trainer.strategy.num_micro_batches if is_elastic else max(Elastic().num_micro_batches, number)
             is_possible = is_elastic or (accepts(Elastic, parts) and accepts(check_rows, data, parts))
             if parts % number == 0 and is_possible:
-                largest = largest_batch(data, number, parts)
-                yield f"elastic x {number:,}", step_cost(cli.make_module, largest, replicate, mesh, **settings)
+                yield f"elastic x {number:,}", cost(largest_batch(data, number, parts), replicate, mesh)
             if number > 1:
-                yield f"fsdp x {number:,}", step_cost(cli.make_module, batch, divided, mesh, **settings)
-        sizes = {"tensor": number} | (
-            {"fsdp+tp": cli.tensor_parallel_size} if cli.tensor_parallel_size < number else {}
-        )
-        for name, size in sizes.items():
+                yield f"fsdp x {number:,}", cost(batch, divided, mesh)
+        for size in sorted({number, cli.tensor_parallel_size}, reverse=True):
             if number > 1 and number % size == 0 and accepts(check_tensor_parallel, network, size):
+                name = "tensor" if size == number else "fsdp+tp"
                 with fake_processes(number, size) as mesh:
-                    batch = largest_batch(data, number // size)
-                    yield f"{name} x {number:,}", step_cost(cli.make_module, batch, divided, mesh, **settings)
+                    yield f"{name} x {number:,}", cost(largest_batch(data, number // size), divided, mesh)
 
 
 def accepts(check: Callable[..., object], *arguments: Any) -> bool:

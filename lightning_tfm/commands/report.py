@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 
 from lightning_tfm.commands.parser import CommandParser, check_new_file
@@ -20,7 +19,16 @@ MAX_PAGE_SIZE = 5_000_000
 
 def report(arguments: list[str]) -> int:
     """Write the page, and omit predictions and attention examples if it would be larger than MAX_PAGE_SIZE."""
-    options = _parse(arguments)
+    options = make_parser().parse_args(arguments)
+    for run in options.runs:
+        if not Run(Path(run)).exists:
+            raise UserError(
+                f"RUN must be the folder of a run, which holds its {Run.CONFIG}, but {run!r} does not; "
+                "try runs/NAME/version_0"
+            )
+    is_folder = options.output.endswith("/") or Path(options.output).is_dir()
+    output = Path(options.output, "report.html" if is_folder else "")
+    check_new_file("--output", output, options.overwrite)
     folders = [Path(run) for run in options.runs]
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise UserError("RUN must name each run once, but one is given twice; remove it")
@@ -49,8 +57,8 @@ def report(arguments: list[str]) -> int:
             f"the page is limited to {MAX_PAGE_SIZE:,} bytes: it shows 1/{2**halved} of the predictions and attention "
             "examples"
         )
-    write_text(options.output, text)
-    print(options.output)
+    write_text(output, text)
+    print(output)
     return 0
 
 
@@ -73,17 +81,3 @@ def make_parser() -> CommandParser:
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser.add_trust_package()
     return parser
-
-
-def _parse(arguments: list[str]) -> Namespace:
-    options = make_parser().parse_args(arguments)
-    for run in options.runs:
-        if not Run(Path(run)).exists:
-            raise UserError(
-                f"RUN must be the folder of a run, which holds its {Run.CONFIG}, but {run!r} does not; "
-                "try runs/NAME/version_0"
-            )
-    is_folder = options.output.endswith("/") or Path(options.output).is_dir()
-    options.output = Path(options.output, "report.html" if is_folder else "")
-    check_new_file("--output", options.output, options.overwrite)
-    return options

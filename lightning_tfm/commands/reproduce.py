@@ -18,9 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.table import Column, Table
-
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.commands.seeds import SeededRuns, parse_seeds
 from lightning_tfm.comparison.statistics import COVERAGE, student_reach
@@ -37,7 +34,7 @@ from lightning_tfm.config.settings import read_json
 from lightning_tfm.errors import UserError, handle_signals, interrupt
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import write_text
-from lightning_tfm.system.terminal import LiteralConsole, format_value
+from lightning_tfm.system.terminal import LiteralConsole, format_value, print_table
 from lightning_tfm.system.versions import framework, hardware, versions
 
 SEEDS = "21..23"
@@ -76,10 +73,7 @@ def reproduce(arguments: list[str]) -> int:
         runs = group.train(seeds)
         results += [compared(experiment.name, claim, runs) for claim in experiment.claims]
         _write(options.output, source, results)
-    table = Table(*(Column(name, overflow="fold") for name in HEADER[:5]), box=box.SIMPLE_HEAD)
-    for row in _rows(results):
-        table.add_row(*row[:5])
-    LiteralConsole().print(table)
+    print_table(HEADER[:5], [row[:5] for row in _rows(results)], LiteralConsole())
     held = sum(result.holds for result in results)
     print(f"{held} of {len(results)} claims hold; written: {options.output / 'RESULTS.md'}")
     return 0 if held == len(results) else 1

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich import box
-from rich.table import Table
-
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.errors import UserError, escape_controls
 from lightning_tfm.runs.record import Run
-from lightning_tfm.system.terminal import LiteralConsole, format_duration, format_value
+from lightning_tfm.system.terminal import LiteralConsole, format_duration, format_value, print_table
 
 
 def make_parser() -> CommandParser:
@@ -36,15 +33,7 @@ def runs(arguments: list[str]) -> int:
     rows = [_row(run, folder) for run in Run.below(folder)]
     if not rows:
         raise UserError(f"FOLDER must hold runs, but {str(folder)!r} holds none; train one with lightning-tfm fit")
-    console = LiteralConsole()
-    whole = not console.is_terminal  # in a file or a pipe, each run is one line; in a terminal, cells are folded
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    header = ("run", "state", "best", "result", "training")
-    for column in zip(header, *rows, strict=True):
-        table.add_column(column[0], overflow="fold", min_width=max(map(len, column)) if whole else None)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table, soft_wrap=whole)
+    print_table(("run", "state", "best", "result", "training"), rows, LiteralConsole())
     return 0
 
 

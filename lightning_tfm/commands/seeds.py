@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -157,7 +156,18 @@ def fit_seeds(arguments: list[str]) -> int:
     """
     options, settings = make_parser().parse_known_args(arguments)
     seeds = parse_seeds(options.seeds)
-    _check(options, settings)
+    if options.jobs < 1:
+        raise UserError(f"--jobs must be at least 1, but is {options.jobs}; try 1")
+    if not settings:
+        raise UserError("lightning-tfm fit needs the name of an experiment; `lightning-tfm list` shows them")
+    for name in ("--seed_everything", "--dry-run", "--print_config"):
+        if any(argument.partition("=")[0] == name for argument in settings):
+            raise UserError(f"{name} must not be given with --seeds, which trains a run for each of them; remove it")
+    if any(os.environ.get(name, "1") != "1" for name in ("WORLD_SIZE", "SLURM_NTASKS")):
+        raise UserError(
+            "--seeds must be used in one process, since it starts the runs itself, but torchrun or srun has started "
+            "several; start one, or one run per seed with --seed_everything"
+        )
     runs = SeededRuns(settings)
     handle_signals(interrupt)
     try:
@@ -201,22 +211,6 @@ def parse_seeds(text: str) -> list[int]:
             f"{text!r}; try 1..5"
         )
     return seeds
-
-
-def _check(options: Namespace, settings: list[str]) -> None:
-    """Check the options, and that no other argument contradicts them."""
-    if options.jobs < 1:
-        raise UserError(f"--jobs must be at least 1, but is {options.jobs}; try 1")
-    if not settings:
-        raise UserError("lightning-tfm fit needs the name of an experiment; `lightning-tfm list` shows them")
-    for name in ("--seed_everything", "--dry-run", "--print_config"):
-        if any(argument.partition("=")[0] == name for argument in settings):
-            raise UserError(f"{name} must not be given with --seeds, which trains a run for each of them; remove it")
-    if any(os.environ.get(name, "1") != "1" for name in ("WORLD_SIZE", "SLURM_NTASKS")):
-        raise UserError(
-            "--seeds must be used in one process, since it starts the runs itself, but torchrun or srun has started "
-            "several; start one, or one run per seed with --seed_everything"
-        )
 
 
 def _describe(run: Run) -> str:

@@ -40,17 +40,6 @@ class PairedTest(NamedTuple):
     p: float
 
 
-class ExampleTest(NamedTuple):
-    """Paired test of a model of a group and the baseline's model of the same seed, see `PairedTest`."""
-
-    group: str
-    seed: int
-    examples: int
-    score: float
-    baseline: float
-    p: float
-
-
 def by_example(run: Run, test_set: str) -> dict[Hashable, Prediction]:
     """Return the predictions for a test set, by source and number of its earlier occurrences."""
     counts: Counter[str] = Counter()

@@ -7,9 +7,11 @@ import json
 import math
 import re
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -316,6 +318,7 @@ def check_data(groups: Sequence[Group], metric: str, test_set: str) -> list[str]
     """
     baseline, *others = groups
     is_ser = metric.rpartition("/")[2] == "ser"
+    tokenizer = itemgetter("scored_symbols" if is_ser else "tokenizer_fingerprint")
     notes = []
     for group in others:
         is_equal = _is_equal(group, baseline, lambda start: start["data_fingerprint"].get(test_set))
@@ -330,7 +333,7 @@ def check_data(groups: Sequence[Group], metric: str, test_set: str) -> list[str]
                 "share no seed with recorded data"
             )
         is_per_token = any(metric in _token_metrics(run) for run in (*baseline.runs, *group.runs))
-        if is_per_token and _is_equal(group, baseline, _scored_symbols if is_ser else _tokenizer) is False:
+        if is_per_token and _is_equal(group, baseline, tokenizer) is False:
             shared = set.intersection(
                 *(metrics_of(run).keys() - _token_metrics(run) for each in groups for run in each.runs)
             )
@@ -340,14 +343,6 @@ def check_data(groups: Sequence[Group], metric: str, test_set: str) -> list[str]
                 f"{group.name} and {baseline.name} differ; try {' or '.join(names[:MAX_LISTED]) or 'equal tokenizers'}"
             )
     return notes
-
-
-def _tokenizer(start: Start) -> str:
-    return start["tokenizer_fingerprint"]
-
-
-def _scored_symbols(start: Start) -> str:
-    return start["scored_symbols"]
 
 
 def _token_metrics(run: Run) -> set[str]:
@@ -372,20 +367,14 @@ def _is_equal(group: Group, baseline: Group, recorded: Callable[[Start], str | N
 
 def check_environment(groups: Sequence[Group]) -> list[str]:
     """Return a note if the runs differ in their commit, version of torch or hardware."""
-    environments = [_environment(run.starts[-1]) for group in groups for run in group.runs if run.starts]
-    values = {name: dict.fromkeys(each[name] for each in environments) for name in (*environments, {})[0]}
+    values: dict[str, dict[object, None]] = defaultdict(dict)
+    for start in (run.starts[-1] for group in groups for run in group.runs if run.starts):
+        framework, hardware = start["framework"], start["hardware"]
+        changed = " with uncommitted changes" if framework["dirty"] else ""
+        values["commit"][(framework["commit"] or "unknown")[:10] + changed] = None
+        values["torch"][start["versions"].get("torch", "unknown")] = None
+        values["processor"][hardware["processor"]] = None
+        values["gpus"][", ".join(hardware["gpus"]) or "none"] = None
+        values["threads"][hardware["threads"]] = None
     different = [f"{name} ({listed(distinct)})" for name, distinct in values.items() if len(distinct) > 1]
     return [f"the runs differ in {', '.join(different)}, which may change their results"] if different else []
-
-
-def _environment(start: Start) -> dict[str, str]:
-    """Return the software and the hardware of a start, which may change the results of equal settings."""
-    framework, hardware = start["framework"], start["hardware"]
-    changed = " with uncommitted changes" if framework["dirty"] else ""
-    return {
-        "commit": (framework["commit"] or "unknown")[:10] + changed,
-        "torch": start["versions"].get("torch", "unknown"),
-        "processor": hardware["processor"],
-        "gpus": ", ".join(hardware["gpus"]) or "none",
-        "threads": str(hardware["threads"]),
-    }

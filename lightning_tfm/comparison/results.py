@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from lightning_tfm.comparison.examples import CORPUS, ExampleTest, compare_examples
+from lightning_tfm.comparison.examples import CORPUS, PairedTest, compare_examples
 from lightning_tfm.comparison.groups import Group, check_data, choose_metric, lower_is_better, test_set_of, with_values
 from lightning_tfm.comparison.statistics import (
     LEVEL,
@@ -170,22 +170,18 @@ class Comparison:
         return self.metric.rpartition("/")[2] in CORPUS
 
     @cached_property
-    def examples(self) -> tuple[ExampleTest, ...]:
-        """Return the tests over examples of all pairs of runs with equal seeds, with p values corrected together."""
+    def examples(self) -> dict[tuple[str, int], PairedTest]:
+        """Return the tests over examples against the baseline, by group and seed, with p values corrected together."""
         baseline, *others = self.groups
         paired = dict(zip(baseline.seeds, baseline.runs, strict=True))
-        tests = [
-            (group.name, seed, test)
+        tests = {
+            (group.name, seed): test
             for group in others
             for seed, run in zip(group.seeds, group.runs, strict=True)
             if seed in paired and (test := compare_examples(run, paired[seed], self.metric, self.test_set))
-        ]
-        corrected = holm([test.p for _, _, test in tests])
-        return tuple(
-            ExampleTest(name, seed, test.examples, test.first, test.second, p)
-            for (name, seed, test), p in zip(tests, corrected, strict=True)
-            if p is not None
-        )
+        }
+        corrected = zip(tests.items(), holm([test.p for test in tests.values()]), strict=True)
+        return {key: test._replace(p=p) for (key, test), p in corrected if p is not None}
 
 
 def compare(groups: Sequence[Group], metric: str | None = None, notes: Sequence[str] = ()) -> Comparison:

@@ -50,7 +50,7 @@ class Interval(NamedTuple):
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
     """Return the BCa bootstrap interval of the mean (Efron 1987); None for fewer than two different values."""
-    return _bootstrap([values], lambda x, axis: np.mean(x, axis=axis))
+    return _bootstrap([values], np.mean)
 
 
 def difference_interval(values: Sequence[float], baseline: Sequence[float], *, matched: bool) -> Interval | None:

@@ -7,14 +7,12 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from rich import box
 from rich.console import Console
-from rich.table import Table as RichTable
 
 from lightning_tfm.comparison.groups import check_environment
 from lightning_tfm.comparison.results import Comparison
 from lightning_tfm.comparison.statistics import COVERAGE
-from lightning_tfm.system.terminal import LiteralConsole
+from lightning_tfm.system.terminal import LiteralConsole, print_table
 
 
 class Table(NamedTuple):
@@ -74,17 +72,17 @@ def _differences(comparison: Comparison) -> Table:
 
 def _examples(comparison: Comparison) -> Table:
     digits = 2 if comparison.scores_examples else 0
-    names = [test.group for test in comparison.examples]
+    names = [name for name, _ in comparison.examples]
     rows = [
         (
-            test.group if test.group not in names[:row] else "",
-            str(test.seed),
+            name if name not in names[:row] else "",
+            str(seed),
             f"{test.examples:,}",
-            f"{test.score:,.{digits}f}",
-            f"{test.baseline:,.{digits}f}",
+            f"{test.first:,.{digits}f}",
+            f"{test.second:,.{digits}f}",
             _p(test.p),
         )
-        for row, test in enumerate(comparison.examples)
+        for row, ((name, seed), test) in enumerate(comparison.examples.items())
     ]
     columns = ("score", "baseline") if comparison.scores_examples else ("only it right", "only baseline")
     title = f"Models of equal seeds on the {comparison.test_set} set, against {comparison.groups[0].name}"
@@ -117,20 +115,11 @@ def _p(p: float) -> str:
 
 def to_terminal(comparison: Comparison, console: Console) -> None:
     """Print a comparison; lines are only folded in a terminal."""
-    whole = not console.is_terminal
-    for table in tables(comparison):
-        printed = RichTable(
-            title=table.title, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-        )
-        for number, cells in enumerate(zip(table.header, *table.rows, strict=True)):
-            width = max(map(len, cells))
-            printed.add_column(cells[0], overflow="fold", min_width=width if whole or number else None)
-        for row in table.rows:
-            printed.add_row(*row)
-        console.print(printed, soft_wrap=whole)
+    for title, header, rows in tables(comparison):
+        print_table(header, rows, console, title)
     for sentence in sentences(comparison):
         style = "bold yellow" if sentence.startswith("Too few seeds") else ""
-        console.print(sentence, style=style, soft_wrap=whole)
+        console.print(sentence, style=style, soft_wrap=not console.is_terminal)
 
 
 def to_text(comparison: Comparison) -> str:
@@ -201,7 +190,9 @@ def to_json(comparison: Comparison) -> str:
             }
             for each in comparison.differences
         ],
-        "examples": [test._asdict() for test in comparison.examples],
+        "examples": [
+            {"group": name, "seed": seed, **test._asdict()} for (name, seed), test in comparison.examples.items()
+        ],
         "sentences": sentences(comparison),
     }
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

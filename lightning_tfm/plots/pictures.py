@@ -61,26 +61,26 @@ MAX_IMAGE_SIZE = 2_000
 """Maximum width and height of an image logged to W&B, in pixels."""
 
 
+MISSING_GLYPH = r"Glyph (\d+) .*missing from"
+"""Beginning of matplotlib's warning about a character that no font has."""
+
+
 @contextmanager
 def missing_glyphs_named() -> Iterator[None]:
     """Name all characters that no font has in one line, in place of a warning of matplotlib for each."""
-    missing: dict[str, None] = {}
-    with warnings.catch_warnings():
-        show = warnings.showwarning
-
-        def collect(message: Warning | str, category: type[Warning], *place: Any, **details: Any) -> None:
-            if glyph := re.match(r"Glyph (\d+) .*missing from", str(message)):
-                missing[chr(int(glyph[1]))] = None
-            else:
-                show(message, category, *place, **details)
-
-        warnings.filterwarnings("always", r"Glyph \d+ .*missing from")
-        warnings.showwarning = collect
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", MISSING_GLYPH)
         yield
+    missing = []
+    for warning in caught:
+        if glyph := re.match(MISSING_GLYPH, str(warning.message)):
+            missing.append(chr(int(glyph[1])))
+        else:
+            warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
     if missing:
         rank_zero_print(
-            f"pictures show boxes for {len(missing)} characters that no installed font has, such as "
-            f"{next(iter(missing))!r}; install a font, such as Noto, and delete {matplotlib.get_cachedir()!r}"
+            f"pictures show boxes for {len(set(missing))} characters that no installed font has, such as "
+            f"{missing[0]!r}; install a font, such as Noto, and delete {matplotlib.get_cachedir()!r}"
         )
 
 

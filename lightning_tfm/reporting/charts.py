@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import altair
+
 from lightning_tfm.plots.style import PALETTE
 from lightning_tfm.reporting.collect import Json, RunPage
 from lightning_tfm.runs.record import HEADLINES
@@ -20,6 +22,8 @@ MAX_LABEL_WIDTH = 150
 LINE_LENGTH = 24
 """Length of the lines in a legend, in pixels, which must show the dashes."""
 
+HEIGHT = 280
+"""Height of a chart with curves, in pixels."""
 
 LENGTH = re.compile(r"0*(\d+) (\w+)")
 """Category of all pairs of a length, such as "14 symbols"."""
@@ -31,18 +35,31 @@ def draw_charts(runs: Sequence[RunPage]) -> list[Json]:
     return [chart for chart in charts if chart is not None]
 
 
-def make_chart(id: str, title: str, chart: Any, columns: list[str], rows: list[list[Any]]) -> Json:
-    """Return a chart and its data as a table, for users of screen readers and keyboards."""
-    spec = chart.to_dict() | {"description": title}  # for screen readers
-    cells = [[f"{cell:.5g}" if isinstance(cell, float) else cell for cell in row] for row in rows]
-    return {"id": id, "title": title, "spec": spec, "columns": columns, "rows": cells, "notes": []}
+def make_chart(
+    id: str, title: str, chart: Any, height: int, rows: Sequence[Json], columns: Sequence[str] | None = None
+) -> Json:
+    """Return a chart and its data as a table, for users of screen readers and keyboards.
+
+    Args:
+        id: the id of the chart on the page.
+        title: the title.
+        chart: the chart of altair.
+        height: its height in pixels; its width is that of the page.
+        rows: the rows of the table, by column.
+        columns: the names of the columns, if they are not the keys of the rows.
+
+    Note:
+        Vega-Lite can compute the height from a step per row, but logs a warning if the width is set by the page.
+    """
+    spec = chart.properties(width="container", height=max(48, height), description=title).to_dict()
+    cells = [[f"{cell:.5g}" if isinstance(cell, float) else cell for cell in row.values()] for row in rows]
+    return {"id": id, "title": title, "spec": spec, "columns": columns or [*rows[0]], "rows": cells, "notes": []}
 
 
-def _choice(names: list[str], label: str) -> Any:
-    """Return a parameter with a drop-down menu."""
-    import altair
-
-    return altair.param(name=label, value=names[0], bind=altair.binding_select(options=names, name=label))
+def _menu(rows: Sequence[Json], column: str) -> Any:
+    """Return a parameter with a drop-down menu of the values in a column."""
+    names = list(dict.fromkeys(row[column] for row in rows))
+    return altair.param(name=column, value=names[0], bind=altair.binding_select(options=names, name=column))
 
 
 def _distinguish(runs: Sequence[RunPage], *, bars: bool = False) -> Json:
@@ -55,11 +72,8 @@ def _distinguish(runs: Sequence[RunPage], *, bars: bool = False) -> Json:
     Note:
         From the seventh run on, colors repeat, lines are dashed, and bars are pale with a dashed outline.
     """
-    import altair
-
-    symbol = (
-        {"symbolType": "square"} if bars else {"symbolType": "stroke", "symbolSize": LINE_LENGTH**2, "symbolOpacity": 1}
-    )
+    stroke = {"symbolType": "stroke", "symbolSize": LINE_LENGTH**2, "symbolOpacity": 1}
+    symbol = {"symbolType": "square"} if bars else stroke
     legend = altair.Legend(orient="top", direction="vertical", labelLimit=2 * MAX_LABEL_WIDTH, **symbol)
 
     def encode(channel: Any, values: list[Any]) -> Any:
@@ -69,23 +83,12 @@ def _distinguish(runs: Sequence[RunPage], *, bars: bool = False) -> Json:
 
     colors = [PALETTE[number % len(PALETTE)] for number in range(len(runs))]
     rounds = [number // len(PALETTE) for number in range(len(runs))]  # how often the colors were used up before
-    encodings = {"color": encode(altair.Color, colors)}
-    if rounds[-1]:
-        dashes = [[8, 3] + [2, 3] * (number - 1) if number else [1, 0] for number in rounds]
-        encodings["strokeDash"] = encode(altair.StrokeDash, dashes)
-    if rounds[-1] and bars:
+    dashes = [[8, 3] + [2, 3] * (number - 1) if number else [1, 0] for number in rounds]
+    encodings = {"color": encode(altair.Color, colors), "strokeDash": encode(altair.StrokeDash, dashes)}
+    if bars:
         fills = [f"{color}66" if number else color for color, number in zip(colors, rounds, strict=True)]
         encodings |= {"color": encode(altair.Color, fills), "stroke": encode(altair.Stroke, colors)}
     return encodings
-
-
-def _height(rows: int, step: int) -> int:
-    """Return the height, in pixels, of a chart with one row per category.
-
-    Note:
-        Vega-Lite can compute the height from the step, but logs a warning if the width is set by the page.
-    """
-    return max(48, rows * step)
 
 
 def _by_interest(runs: Sequence[RunPage], names: set[str]) -> list[str]:
@@ -99,8 +102,6 @@ def _by_interest(runs: Sequence[RunPage], names: set[str]) -> list[str]:
 
 
 def _curves(runs: Sequence[RunPage]) -> Json | None:
-    import altair
-
     points: list[Json] = [
         {"run": run.name, "metric": name, "step": step, "value": value}
         for run in runs
@@ -111,20 +112,21 @@ def _curves(runs: Sequence[RunPage]) -> Json | None:
     if not points:
         return None
     names = _by_interest(runs, {point["metric"] for point in points})
-    metric = _choice(names, "metric")
+    ends: list[Json] = [
+        {"last value of": name, **{run.name: run.curves[name][-1][1] if name in run.curves else "" for run in runs}}
+        for name in names
+    ]
+    # tickMinStep alone does not prevent ticks between whole steps.
+    axis = altair.Axis(tickMinStep=1, labelExpr="datum.value % 1 ? '' : format(datum.value, ',d')")
     curves = altair.Chart(altair.Data(values=points)).encode(
-        # tickMinStep alone does not prevent ticks between whole steps
-        x=altair.X(
-            "step:Q", axis=altair.Axis(tickMinStep=1, labelExpr="datum.value % 1 ? '' : format(datum.value, ',d')")
-        ),
+        x=altair.X("step:Q", axis=axis),
         y=altair.Y("value:Q", title=None, scale=altair.Scale(zero=False)),
         **_distinguish(runs),
         tooltip=["run:N", altair.Tooltip("step:Q", format=",d"), altair.Tooltip("value:Q", format=".5g")],
     )
-    layers = (curves.mark_line() + curves.mark_circle(size=36)).add_params(metric)
-    filtered = layers.transform_filter("datum.metric == metric").properties(width="container", height=280)
-    ends = [[name, *(run.curves[name][-1][1] if name in run.curves else "" for run in runs)] for name in names]
-    chart = make_chart("curves", "Learning curves", filtered, ["last value of", *(run.name for run in runs)], ends)
+    layers = (curves.mark_line() + curves.mark_circle(size=36)).transform_filter("datum.metric == metric")
+    menu = _menu([{"metric": name} for name in names], "metric")
+    chart = make_chart("curves", "Learning curves", layers.add_params(menu), HEIGHT, ends)
     chart["notes"] = [
         f"{run.name}: {number:,} {'value' if number == 1 else 'values'} of {name} not finite"
         for run in runs
@@ -134,14 +136,10 @@ def _curves(runs: Sequence[RunPage]) -> Json | None:
 
 
 def _categories(runs: Sequence[RunPage]) -> Json | None:
-    import altair
-
-    categories = [category | {"run": run.name} for run in runs for category in run.categories]
+    categories = [{"run": run.name} | category for run in runs for category in run.categories]
     if not categories:
         return None
     splits = Counter((category["run"], category["split"]) for category in categories)
-    most = max(splits.values())
-    chosen = _choice(list(dict.fromkeys(category["split"] for category in categories)), "split")
     bars = (
         altair.Chart(altair.Data(values=categories))
         .mark_bar()
@@ -152,13 +150,11 @@ def _categories(runs: Sequence[RunPage]) -> Json | None:
             **_distinguish(runs, bars=True),
             tooltip=["run:N", "category:N", altair.Tooltip("exact match:Q", format=".4f"), "loss:N", "pairs:Q"],
         )
-        .add_params(chosen)
+        .add_params(_menu(categories, "split"))
         .transform_filter("datum.split == split")
-        .properties(width="container", height=_height(most * (1 + len(runs)), 12))
     )
-    columns = ["run", "split", "category", "exact match", "loss", "pairs"]
-    rows = [[category[column] for column in columns] for category in categories]
-    return make_chart("categories", "Exact match by category", bars, columns, rows)
+    height = max(splits.values()) * (1 + len(runs)) * 12
+    return make_chart("categories", "Exact match by category", bars, height, categories)
 
 
 def _spread(lengths: Sequence[int]) -> list[int]:
@@ -173,8 +169,6 @@ def _spread(lengths: Sequence[int]) -> list[int]:
 
 def _lengths(runs: Sequence[RunPage]) -> Json | None:
     """Return the exact match by length over all splits, if all categories are lengths."""
-    import altair
-
     correct: dict[tuple[str, int], float] = defaultdict(float)
     pairs: Counter[tuple[str, int]] = Counter()
     units = set()
@@ -189,7 +183,7 @@ def _lengths(runs: Sequence[RunPage]) -> Json | None:
     if len(units) != 1:
         return None
     unit: str = units.pop()
-    points = [
+    points: list[Json] = [
         {"run": name, unit: length, "exact match": correct[name, length] / total, "pairs": total}
         for (name, length), total in sorted(pairs.items(), key=lambda item: item[0][1])
     ]
@@ -200,18 +194,15 @@ def _lengths(runs: Sequence[RunPage]) -> Json | None:
         **_distinguish(runs),
         tooltip=["run:N", f"{unit}:Q", altair.Tooltip("exact match:Q", format=".4f"), "pairs:Q"],
     )
-    lines = (curves.mark_line() + curves.mark_circle(size=36)).properties(width="container", height=280)
-    rows = [list(point.values()) for point in points]
-    return make_chart("lengths", "Exact match by length", lines, ["run", unit, "exact match", "pairs"], rows)
+    lines = curves.mark_line() + curves.mark_circle(size=36)
+    return make_chart("lengths", "Exact match by length", lines, HEIGHT, points)
 
 
 def _confusion(runs: Sequence[RunPage]) -> Json | None:
-    import altair
-
-    counts = [count | {"run": run.name} for run in runs for count in run.confusion]
+    counts = [{"run": run.name} | count for run in runs for count in run.confusion]
     if not counts:
         return None
-    chosen = _choice(list(dict.fromkeys(count["run"] for count in counts)), "run")
+    number, share = altair.Tooltip("count:Q", format=",d"), altair.Tooltip("share:Q", format=".2%")
     base = (
         altair.Chart(altair.Data(values=counts))
         .encode(
@@ -222,31 +213,17 @@ def _confusion(runs: Sequence[RunPage]) -> Json | None:
     )
     cells = base.mark_rect().encode(
         color=altair.Color("share:Q", title="of the row", scale=altair.Scale(scheme=SCHEME, domain=[0, 1])),
-        tooltip=[
-            "true:N",
-            "predicted:N",
-            altair.Tooltip("count:Q", format=",d"),
-            altair.Tooltip("share:Q", format=".2%"),
-        ],
+        tooltip=["true:N", "predicted:N", number, share],
     )
     numbers = base.mark_text(fontSize=14).encode(
         text=altair.Text("count:Q", format=",d"),
         color=altair.condition("datum.share > 0.5", altair.value("white"), altair.value("black")),
     )
-    matrix = (
-        (cells + numbers)
-        .add_params(chosen)
-        .properties(width="container", height=_height(len({count["true"] for count in counts}), 48))
-    )
-    columns = ["run", "true", "predicted", "count"]
-    return make_chart(
-        "confusion", "Confusion matrix", matrix, columns, [[count[column] for column in columns] for count in counts]
-    )
+    matrix = (cells + numbers).add_params(_menu(counts, "run"))
+    return make_chart("confusion", "Confusion matrix", matrix, 48 * len({count["true"] for count in counts}), counts)
 
 
 def _heads(runs: Sequence[RunPage]) -> Json | None:
-    import altair
-
     scores: list[Json] = []
     for run in runs:
         for name, curve in run.curves.items():
@@ -256,25 +233,57 @@ def _heads(runs: Sequence[RunPage]) -> Json | None:
                 scores.append({"run": run.name, "layer": layer, "head": number, "score": score, "value": curve[-1][1]})
     if not scores:
         return None
-    run, score = (_choice(list(dict.fromkeys(row[name] for row in scores)), name) for name in ("run", "score"))
+    scale = altair.Scale(scheme=SCHEME, zero=True)  # equal scores have a range, too
     heads = (
         altair.Chart(altair.Data(values=scores))
         .mark_rect()
         .encode(
             x=altair.X("head:N", title="head", axis=altair.Axis(labelAngle=0)),
             y=altair.Y("layer:N", title=None, sort=None, axis=altair.Axis(labelLimit=MAX_LABEL_WIDTH)),
-            color=altair.Color(
-                "value:Q",
-                title=None,
-                scale=altair.Scale(scheme=SCHEME, zero=True),  # equal scores have a range, too
-                legend=altair.Legend(format=".3~g"),
-            ),
+            color=altair.Color("value:Q", title=None, scale=scale, legend=altair.Legend(format=".3~g")),
             tooltip=["layer:N", "head:N", altair.Tooltip("value:Q", format=".3f")],
         )
-        .add_params(run, score)
+        .add_params(_menu(scores, "run"), _menu(scores, "score"))
         .transform_filter("datum.score == score && datum.run == run")
-        .properties(width="container", height=_height(len({row["layer"] for row in scores}), 24))
     )
     title = "Attention against the gold alignment, at the last validation"
-    rows = [list(row.values()) for row in scores]
-    return make_chart("heads", title, heads, ["run", "layer", "head", "score", "value"], rows)
+    return make_chart("heads", title, heads, 24 * len({row["layer"] for row in scores}), scores)
+
+
+def draw_trials(
+    id: str,
+    x: str,
+    metric: str,
+    points: list[Json],
+    states: Sequence[str],
+    is_log: bool = False,
+    has_lines: bool = False,
+) -> Json:
+    """Draw the metric of the trials of a sweep by their number, a setting or a validation.
+
+    Args:
+        id: the id of the chart on the page.
+        x: the title of the horizontal axis.
+        metric: the name of the metric.
+        points: the points, as mappings with the trial, its state, x and y.
+        states: the names of all states.
+        is_log: whether the horizontal axis is logarithmic.
+        has_lines: whether the points of a trial are joined.
+    """
+    values = [point["x"] for point in points]
+    is_number = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    scale = (
+        altair.Scale(type="log", nice=False) if is_log else altair.Scale(zero=False) if is_number else altair.Scale()
+    )
+    axis = altair.Axis(tickMinStep=1) if all(type(value) is int for value in values) else altair.Axis()
+    colors = altair.Scale(domain=list(states), range=PALETTE[: len(states)])
+    base = altair.Chart(altair.Data(values=points)).encode(
+        x=altair.X(f"x:{'Q' if is_number else 'N'}", title=x, scale=scale, axis=axis),
+        y=altair.Y("y:Q", title=metric, scale=altair.Scale(zero=False)),
+        color=altair.Color("state:N", title=None, scale=colors, legend=altair.Legend(orient="top")),
+        detail="trial:N",
+        tooltip=["trial:N", "state:N", "x:N", altair.Tooltip("y:Q", format=".5g")],
+    )
+    circles = base.mark_circle(size=40, opacity=0.9)
+    chart = base.mark_line(opacity=0.7) + circles if has_lines else circles
+    return make_chart(id, f"{metric} by {x}", chart, HEIGHT, points, ["trial", "state", x, metric])

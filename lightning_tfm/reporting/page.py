@@ -8,14 +8,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from lightning_tfm.reporting.charts import draw_charts
 from lightning_tfm.reporting.collect import Json, RunPage
-from lightning_tfm.reporting.verdict import compare_seeds, result, verdict
+from lightning_tfm.reporting.verdict import compare_pages, result
 from lightning_tfm.runs.record import Run
 
 
 def render(pages: Sequence[RunPage]) -> str:
     """Return the HTML page of runs."""
+    from lightning_tfm.reporting.charts import draw_charts  # slow to import
 
     def key(page: RunPage) -> tuple[str, str]:
         return page.task, page.data
@@ -26,24 +26,29 @@ def render(pages: Sequence[RunPage]) -> str:
         charts = draw_charts(group)
         for chart in charts if number else ():
             chart["id"] += f"-{number}"  # ids must be unique on the page
-        seeds = compare_seeds(group)
         results = [{"name": page.name, "text": result(page)} for page in group]
-        text = seeds["verdict"] if seeds else verdict(group)
-        groups.append({"task": task, "verdict": text, "seeds": seeds, "results": results, "charts": charts})
+        groups.append({"task": task, "results": results, "charts": charts} | compare_pages(group))
+    metrics_first = sorted(
+        dict.fromkeys(name for page in pages for name in page.facts), key=lambda name: "/" not in name
+    )
     settings = [page.settings for page in pages]
-    names = sorted({name for each in settings for name in each})
-    values = {name: [each.get(name) for each in settings] for name in names}
-    data = {
-        "runs": [_content(page) for page in pages],
-        "differences": [
-            {"setting": name, "values": [value or "" for value in row]}
-            for name, row in values.items()
-            if len(set(row)) > 1
+    values = {name: [each.get(name, "") for each in settings] for name in sorted(set().union(*settings))}
+    return render_template(
+        "page.html",
+        [chart for group in groups for chart in group["charts"]],
+        {"runs": [_content(page) for page in pages]},
+        title=pages[0].name if len(pages) == 1 else f"{len(pages)} runs",
+        groups=groups,
+        names=[page.name for page in pages],
+        facts=[[name, *(page.facts.get(name, "") for page in pages)] for name in metrics_first],
+        differences=[[name, *row] for name, row in values.items() if len(set(row)) > 1],
+        configs={page.name: (page.run.folder / Run.CONFIG).read_text(encoding="utf-8") for page in pages},
+        inputs=[
+            [page.name, row["input"], f"no output: {row['note']}" if row["note"] else row["output"]]
+            for page in pages
+            for row in page.inputs
         ],
-    }
-    title = pages[0].name if len(pages) == 1 else f"{len(pages)} runs"
-    charts = [chart for group in groups for chart in group["charts"]]
-    return render_template("page.html", charts, data, title=title, groups=groups)
+    )
 
 
 def _content(page: RunPage) -> Json:
@@ -52,12 +57,9 @@ def _content(page: RunPage) -> Json:
     return {
         "name": page.name,
         "split": page.split,
-        "facts": page.facts,
-        "config": (page.run.folder / Run.CONFIG).read_text(encoding="utf-8"),
         "tested": len(predictions),
         "wrong": sum(not line["correct"] for line in predictions),
         "predictions": page.predictions,
-        "inputs": page.inputs,
         "attention": page.attention,
     }
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from lightning_tfm.plots.style import PALETTE
-from lightning_tfm.reporting.charts import make_chart
-from lightning_tfm.reporting.collect import Json
 from lightning_tfm.reporting.page import render_template
 
 if TYPE_CHECKING:
@@ -83,6 +80,8 @@ def render_sweep(study: Study, name: str, metric: str, command: str) -> str:
     """
     from optuna.importance import get_param_importances
 
+    from lightning_tfm.reporting.charts import draw_trials  # slow to import
+
     trials, (columns, rows) = ranked(study), trial_table(study)
     states, names = [row[2] for row in rows], short_names(trials[0])
     curves = [
@@ -91,12 +90,12 @@ def render_sweep(study: Study, name: str, metric: str, command: str) -> str:
         for step, value in trial.intermediate_values.items()
         if math.isfinite(value)
     ]
-    charts = [_chart("validations", "validation", metric, curves, has_lines=True)]
+    charts = [draw_trials("validations", "validation", metric, curves, STATES, has_lines=True)]
     for index, setting in [(1, None), *enumerate(names, start=5)]:
         points = [dict(zip(["trial", "state", "x", "y"], (*row[1:3], row[index], row[3]), strict=True)) for row in rows]
         points = [point for point in points if point["y"] is not None]
         is_log = getattr(trials[0].distributions.get(str(setting)), "log", False)
-        charts.append(_chart(f"by-{index}", columns[index], metric, points, is_log))
+        charts.append(draw_trials(f"by-{index}", columns[index], metric, points, STATES, is_log))
     has_enough = states.count("finished") >= MIN_TRIALS
     importances = get_param_importances(study, params=list(names)) if has_enough else {}
     return render_template(
@@ -111,26 +110,3 @@ def render_sweep(study: Study, name: str, metric: str, command: str) -> str:
         rows=[list(map(as_text, row)) for row in rows],
         failures=[trial.user_attrs for trial in trials if "error" in trial.user_attrs],
     )
-
-
-def _chart(id: str, x: str, metric: str, points: list[Json], is_log: bool = False, has_lines: bool = False) -> Json:
-    """Draw the metric of trials by their number, a setting or a validation."""
-    import altair
-
-    is_number = all(isinstance(point["x"], int | float) and not isinstance(point["x"], bool) for point in points)
-    field, linear = ("x:Q", altair.Scale(zero=False)) if is_number else ("x:N", altair.Scale())
-    scale = altair.Scale(type="log", nice=False) if is_log else linear
-    legend, states = altair.Legend(orient="top"), list(STATES)
-    axis = altair.Axis(tickMinStep=1) if all(type(point["x"]) is int for point in points) else altair.Axis()
-    base = altair.Chart(altair.Data(values=points)).encode(
-        x=altair.X(field, title=x, scale=scale, axis=axis),
-        y=altair.Y("y:Q", title=metric, scale=altair.Scale(zero=False)),
-        color=altair.Color("state:N", title=None, scale=altair.Scale(domain=states, range=PALETTE[:3]), legend=legend),
-        detail="trial:N",
-        tooltip=["trial:N", "state:N", "x:N", altair.Tooltip("y:Q", format=".5g")],
-    )
-    circles = base.mark_circle(size=40, opacity=0.9)
-    chart = base.mark_line(opacity=0.7) + circles if has_lines else circles
-    chart = chart.properties(width="container", height=260)
-    cells = [list(point.values()) for point in points]
-    return make_chart(id, f"{metric} by {x}", chart, ["trial", "state", x, metric], cells)

@@ -24,12 +24,37 @@ def result(page: RunPage) -> str:
     return f"{_readable(name)} {format_value(headline[1])}{tested}"
 
 
-def verdict(pages: Sequence[RunPage]) -> str:
+def compare_pages(pages: Sequence[RunPage]) -> Json:
+    """Compare runs of one task: groups of runs over their seeds if one has several, otherwise the single runs.
+
+    Returns:
+        The verdict, empty if there is nothing to compare, or the reason why the runs cannot be compared, for example
+        since they were tested on different data; and the sentences and tables of a comparison over seeds.
+    """
+    readable = [page for page in pages if is_readable(page.run, [])]
+    groups = group_runs(("", page.run) for page in readable)
+    try:
+        if len(groups) > 1 and max(len(set(group.seeds)) for group in groups) > 1:
+            comparison = compare(groups)
+            return {
+                "verdict": " ".join(verdicts(comparison)),
+                "sentences": sentences(comparison),
+                "tables": tables(comparison),
+            }
+        verdict = _compare_single(readable)
+    except UserError as error:  # the page shows the runs nevertheless
+        verdict = f"The runs are not compared: {error}."
+    return {"verdict": verdict, "sentences": [], "tables": []}
+
+
+def _compare_single(pages: Sequence[RunPage]) -> str:
     """Describe which of several runs of one task is best, and on how many examples the best two differ.
 
     Returns:
         Sentences; empty if fewer than two checkpoints have a finite result, or if the runs differ in their seeds only.
-        If `compare` would refuse to compare them, for example since they were tested on different data, the reason.
+
+    Raises:
+        UserError: if `compare` refuses to compare the runs.
 
     Note:
         Of a run and later tests of its checkpoint, only the first is compared. If more than two runs are equal, their
@@ -37,16 +62,13 @@ def verdict(pages: Sequence[RunPage]) -> str:
     """
     by_checkpoint: dict[object, RunPage] = {}
     for page in pages:
-        if is_readable(page.run, []) and page.run.summary.headline and math.isfinite(page.run.summary.headline[1]):
+        if page.run.summary.headline and math.isfinite(page.run.summary.headline[1]):
             by_checkpoint.setdefault(page.checkpoint.resolve() if page.checkpoint else page.name, page)
     by_name = {page.name: page for page in by_checkpoint.values()}
     settings = [page.run.settings for page in by_name.values()]
     if len(settings) < 2 or all(each == settings[0] for each in settings):
         return ""
-    try:
-        comparison = compare([Group(name, (page.run,)) for name, page in by_name.items()])
-    except UserError as error:
-        return f"The runs are not compared: {error}."
+    comparison = compare([Group(name, (page.run,)) for name, page in by_name.items()])
     metric, lower = _readable(comparison.metric.partition("/")[2]), comparison.lower_is_better
     ranked = sorted(comparison.groups, key=lambda group: group.mean if lower else -group.mean)
     best, second = ranked[:2]
@@ -73,27 +95,6 @@ def _paired(best: RunPage, second: RunPage) -> str:
         f"only in {second.name} (sign test: {format_p(test.p)}). This compares two trained models; comparing their "
         "settings needs several seeds."
     )
-
-
-def compare_seeds(pages: Sequence[RunPage]) -> Json | None:
-    """Compare groups of runs of one task with several seeds.
-
-    Returns:
-        The verdict, the sentences and the tables of the comparison; None unless there are several groups, one of them
-        with several seeds.
-    """
-    groups = group_runs(("", page.run) for page in pages if is_readable(page.run, []))
-    if len(groups) < 2 or max(len(set(group.seeds)) for group in groups) < 2:
-        return None
-    try:
-        comparison = compare(groups)
-    except UserError as error:  # the page shows the runs nevertheless
-        return {"verdict": f"The runs are not compared: {error}.", "tables": [], "sentences": []}
-    return {
-        "verdict": " ".join(verdicts(comparison)),
-        "sentences": sentences(comparison),
-        "tables": tables(comparison),
-    }
 
 
 def _readable(metric: str) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from lightning_tfm.errors import escape_controls
@@ -25,6 +28,19 @@ class LiteralConsole(Console):
 
     def render_str(self, text: str, **settings: Any) -> Text:
         return super().render_str(escape_controls(text), **settings)
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], console: Console, title: str = "") -> None:
+    """Print a table; cells are folded in a terminal, but in a file or a pipe, each row is one line."""
+    whole = not console.is_terminal
+    table = Table(
+        title=title or None, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    for cells in zip(header, *rows, strict=True):
+        table.add_column(cells[0], overflow="fold", min_width=max(map(len, cells)) if whole else None)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table, soft_wrap=whole)
 
 
 def format_value(value: float) -> str:

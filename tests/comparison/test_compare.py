@@ -492,11 +492,11 @@ def test_sign_test_of_examples(runs):
     values, baseline = ([generator.random() < share for _ in range(200)] for share in (0.7, 0.5))
     write_run(runs / "a/version_0", 1, warmup_steps=1, lines=predicted(baseline), exact_match=0.5)
     write_run(runs / "b/version_0", 1, warmup_steps=2, lines=predicted(values), exact_match=0.7)
-    (test,) = compared("runs/a", "runs/b").examples
+    (test,) = compared("runs/a", "runs/b").examples.values()
     pairs = list(zip(values, baseline, strict=True))
     only_new, only_baseline = pairs.count((True, False)), pairs.count((False, True))
     p = stats.binomtest(only_new, only_new + only_baseline).pvalue
-    assert (test.examples, test.score, test.baseline, test.p) == (200, only_new, only_baseline, pytest.approx(p))
+    assert (test.examples, test.first, test.second, test.p) == (200, only_new, only_baseline, pytest.approx(p))
     assert sign_test([]).p == 1.0
 
 

@@ -9,6 +9,7 @@ import math
 import re
 import shutil
 from collections import Counter
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from lightning_tfm.plots.style import PALETTE
 from lightning_tfm.reporting import collect
 from lightning_tfm.reporting.charts import _by_interest, draw_charts
 from lightning_tfm.reporting.collect import RunPage
-from lightning_tfm.reporting.verdict import verdict
+from lightning_tfm.reporting.verdict import compare_pages
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.terminal import format_duration
 from support import records
@@ -90,6 +91,13 @@ def html(two_runs, tmp_path_factory) -> Path:
     return path
 
 
+def table_rows(page: str, label: str) -> dict[str, list[str]]:
+    """Return the cells of a table of a page, by the cells of its first column."""
+    body = page.partition(f'aria-label="{label}"')[2].partition("<tbody>")[2].partition("</tbody>")[0]
+    rows = [re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row, re.DOTALL) for row in body.split("</tr>")[:-1]]
+    return {unescape(first): list(map(unescape, cells)) for first, *cells in rows}
+
+
 def charted(html: Path, id: str) -> list[dict]:
     """Return the data of a chart."""
     (spec,) = (chart["spec"] for chart in page_data(html.read_text())["charts"] if chart["id"] == id)
@@ -106,11 +114,11 @@ def test_report_is_self_contained(html):
 
 def test_report_shows_files_of_runs(html, two_runs):
     runs = page_data(html.read_text())["runs"]
-    assert len(runs) == 2
+    summaries = [json.loads((path / "summary.json").read_text()) for path in two_runs]
+    results = [f"{summary['test']['exact_match']:.4f}" for summary in summaries]
+    assert table_rows(html.read_text(), "Table of results")["test/exact_match"] == results
     for run, path in zip(runs, two_runs, strict=True):
-        assert run["config"] == (path / "config.yaml").read_text()
-        summary = json.loads((path / "summary.json").read_text())
-        assert run["facts"]["test/exact_match"] == f"{summary['test']['exact_match']:.4f}"
+        assert (path / "config.yaml").read_text() in unescape(html.read_text())
         lines = read_predictions(path)
         assert run["tested"] == len(lines)
         assert run["wrong"] == sum(not line["correct"] for line in lines)
@@ -137,7 +145,7 @@ def test_report_shows_files_of_runs(html, two_runs):
 
 def test_report_lists_different_settings(html, two_runs):
     configs = [yaml.safe_load((run / "config.yaml").read_text()) for run in two_runs]
-    differences = {line["setting"]: line["values"] for line in page_data(html.read_text())["differences"]}
+    differences = table_rows(html.read_text(), "Differing settings")
     classes = [json.dumps(config["model"]["init_args"]["network"]["class_path"]) for config in configs]
     assert differences["model.init_args.network.class_path"] == classes
     assert "seed_everything" not in differences
@@ -438,7 +446,7 @@ VERDICTS = {
 @pytest.mark.parametrize(("runs", "expected"), VERDICTS.values(), ids=VERDICTS)
 def test_verdict(runs, expected, tmp_path):
     pages = [page_of(tmp_path / name, **run) for name, run in zip("abcd", runs, strict=False)]
-    assert re.fullmatch(expected, verdict(pages))
+    assert re.fullmatch(expected, compare_pages(pages)["verdict"])
 
 
 def page_of(folder, data="x", tokenizer="x", seed=1, correct=0, checkpoint=None, **metrics):
@@ -543,10 +551,10 @@ def test_format_duration(seconds, text):
 
 def test_own_inputs(two_runs, reported):
     texts = ["3 1 2", "2"]
-    (run,) = reported(two_runs[1], "--input", texts[0], "--input", texts[1])[1]["runs"]
-    outputs = [prediction.text for prediction in load(two_runs[1] / "checkpoints/best.ckpt").predict(texts)]
-    expected = [{"input": text, "output": output, "note": None} for text, output in zip(texts, outputs, strict=True)]
-    assert run["inputs"] == expected
+    page, data = reported(two_runs[1], "--input", texts[0], "--input", texts[1])
+    (run,) = data["runs"]
+    for text, prediction in zip(texts, load(two_runs[1] / "checkpoints/best.ckpt").predict(texts), strict=True):
+        assert f'<th scope="row">{run["name"]}</th><td>{text}</td><td>{prediction.text}</td>' in page
     assert [example["title"].startswith("your input: ") for example in run["attention"][:3]] == [True, True, False]
     with pytest.raises(UserError, match=r"--input must be a text for which a run has an output: .*x"):
         reported(two_runs[1], "--input", "9 x")
@@ -556,11 +564,10 @@ def test_unreadable_inputs_are_noted(two_runs, copied, reported):
     without = copied(two_runs[1])
     shutil.rmtree(without / "checkpoints")
     (without / "summary.json").unlink()
-    _, data = reported(two_runs[1], without, "--input", "2", "--input", "9 x")
-    first, second = ([row["note"] for row in run["inputs"]] for run in data["runs"])
-    assert first[0] is None
-    assert "x" in first[1]
-    assert second == ["no checkpoint can be loaded"] * 2
+    page, _ = reported(two_runs[1], without, "--input", "2", "--input", "9 x")
+    assert page.count("<td>no output: ") == 3
+    assert page.count("<td>no output: no checkpoint can be loaded</td>") == 2
+    assert re.search("<td>9 x</td><td>no output: .*x.*</td>", page)
 
 
 def test_attention_of_later_test(two_runs, copied, reported):
@@ -571,8 +578,7 @@ def test_attention_of_later_test(two_runs, copied, reported):
     page, data = reported(test, two_runs[1])
     of_test, of_run = data["runs"]
     assert of_test["attention"] == of_run["attention"] != []
-    assert of_test["facts"]["tested checkpoint"] == checkpoint
-    assert "tested checkpoint" not in of_run["facts"]
+    assert table_rows(page, "Table of results")["tested checkpoint"] == [checkpoint, ""]
     assert "equal in exact match" not in page
 
 
