@@ -47,7 +47,7 @@ from lightning_tfm.errors import (
 )
 from lightning_tfm.fit.arguments import with_options
 from lightning_tfm.fit.console import print_next_commands, print_results, print_upload_command
-from lightning_tfm.fit.folder import RunFolder, check_empty
+from lightning_tfm.fit.folder import check_empty, enter_folder
 from lightning_tfm.fit.parser import ConfigFile, Parser, add_options, configure_parsing, correct_help
 from lightning_tfm.fit.resuming import (
     Resumption,
@@ -72,7 +72,7 @@ from lightning_tfm.networks import Network
 from lightning_tfm.networks.network import complete
 from lightning_tfm.optimizers import LRSchedule
 from lightning_tfm.runs.record import Run
-from lightning_tfm.system.files import relative
+from lightning_tfm.system.files import delete_folder, relative
 from lightning_tfm.system.memory import gc_disabled, keep_freed_memory
 from lightning_tfm.system.private import actions, replace_default_timeout
 from lightning_tfm.system.versions import head_commit
@@ -105,7 +105,8 @@ class TfmCLI(LightningCLI):
         ckpt_path: the checkpoint from which training starts or that is evaluated; None if there is none.
         changed: the settings that differ from those of this checkpoint, as (old, new).
         resumed: the run that `fit` resumes; None for a new run.
-        folder: the folder of the run or the test.
+        run: the run or the test whose folder this process writes; None before, and on other processes.
+        is_new: whether this process has created the folder.
         held: what exists until the run ends: the lock of its folder, and the store in which its processes meet.
     """
 
@@ -114,7 +115,8 @@ class TfmCLI(LightningCLI):
         self.ckpt_path: str | None = None
         self.changed: dict[str, tuple[Any, Any]] = {}
         self.resumed: Resumption | None = None
-        self.folder = RunFolder()
+        self.run: Run | None = None
+        self.is_new = False
         self.held: list[Any] = []
         strict = {"exit_on_error": False, "allow_abbrev": False}
         try:
@@ -141,13 +143,16 @@ class TfmCLI(LightningCLI):
         Raises:
             UserError: if the disk is full.
         """
-        run = self.folder.resumable
-        if isinstance(error, Interrupted) and run:
-            error.ckpt_path = relative(run)
-        if self.folder.discard_if_empty():
+        if (run := self.run) is None:
+            return
+        folder, has_checkpoints = relative(run.folder), any(run.checkpoint_folder.glob("*"))
+        if isinstance(error, Interrupted) and has_checkpoints:
+            error.ckpt_path = folder
+        if self.is_new and run.is_empty:
+            delete_folder(run.folder)
             discard_tensorboard(self.trainer.loggers)
-        if isinstance(error, OSError) and error.errno in FULL_DISK and self.folder.holds(error.filename):
-            again = f"resume with --ckpt_path {shell_quote(relative(run))}" if run else "repeat the command"
+        if isinstance(error, OSError) and error.errno in FULL_DISK and run.folder in Path(str(error.filename)).parents:
+            again = f"resume with --ckpt_path {shell_quote(folder)}" if has_checkpoints else "repeat the command"
             raise UserError(
                 f"{str(error.filename)!r} cannot be written: {error.strerror}; free disk space, then {again}"
             ) from error
@@ -435,13 +440,11 @@ class TfmCLI(LightningCLI):
             if self.resumed is not None and step is not None:
                 resume_loggers(self.trainer.loggers, step)
 
-    def before_validate(self) -> None:
-        """Create the folder of the validation."""
-        self._enter("validate")
-
     def before_test(self) -> None:
-        """Create the folder of the test."""
-        self._enter("test")
+        """Create the folder of the test or validation."""
+        self._enter(self.command)
+
+    before_validate = before_test
 
     def _enter(self, prefix: str) -> bool:
         """Create the folder `PREFIX_N`, unless a logger names it, and log a description of the run.
@@ -452,9 +455,10 @@ class TfmCLI(LightningCLI):
         logger = self.trainer.logger
         if not isinstance(logger, CSVLogger) or rank_zero_only.rank:  # type: ignore[attr-defined]  # set by Lightning
             return False
-        self.folder.enter(logger, prefix)
+        self.is_new = enter_folder(logger, prefix)
+        self.run = Run(Path(logger.log_dir))
         if self.command != "fit":
-            check_empty(Path(logger.log_dir))
+            check_empty(self.run)
         parts = (self.model, self.model.network, self.datamodule)
         describe_run(self.trainer.loggers, [type(part).__name__ for part in parts], head_commit(Path.cwd()))
         return True

@@ -123,7 +123,7 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
     run = Run(folder)
     lock = run.lock()
     if resumed is None or resumed.extends:
-        check_empty(folder)
+        check_empty(run)
     elif run.has_finished:
         raise UserError(f"the run {str(folder)!r} must be unfinished, but another process has just finished it")
     elif resumed.checkpoint.stat().st_mtime_ns != resumed.modified:
