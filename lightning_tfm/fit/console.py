@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lightning_tfm.callbacks import Predictions
-from lightning_tfm.callbacks.summary import evaluated_split, results
+from lightning_tfm.callbacks.summary import evaluated_splits, results
 from lightning_tfm.errors import escape_controls, shell_quote
 from lightning_tfm.inference import Prediction
 from lightning_tfm.loggers import wandb_loggers
@@ -31,12 +31,12 @@ MAX_PREDICTIONS = 3
 def print_results(trainer: Trainer) -> None:
     """Print the metrics and a few predictions."""
     console = LiteralConsole(soft_wrap=True)
-    for split, metrics in results(trainer).items():
-        table = Table(split, Column("", justify="right"), box=box.SIMPLE_HEAD)
-        for name, value in metrics.items():
-            if not is_per_category(f"{split}/{name}"):  # shown by the report
-                table.add_row(name, f"{value:.4f}")
-        console.print(table)
+    split, metrics = results(trainer)
+    table = Table(split, Column("", justify="right"), box=box.SIMPLE_HEAD)
+    for name, value in metrics.items():
+        if not is_per_category(f"{split}/{name}"):  # shown by the report
+            table.add_row(name, f"{value:.4f}")
+    console.print(table)
     lines = _tested(trainer)
     wrong = sorted((line for line in lines if not line["correct"]), key=lambda line: -line["nll"])
     for line in [line for line in lines if line["correct"]][:MAX_PREDICTIONS]:
@@ -69,7 +69,7 @@ def print_upload_command(trainer: Trainer) -> None:
 def _tested(trainer: Trainer) -> list[Prediction]:
     """Return the predictions of the first test split, or of the validation split."""
     tested = next((other.lines for other in trainer.callbacks if isinstance(other, Predictions)), [])
-    return [line for name, _, line in tested if name == evaluated_split(trainer)]
+    return [line for name, _, line in tested if name == evaluated_splits(trainer)[0]]
 
 
 def _described(label: str, line: Prediction, style: str) -> Text:
