@@ -20,6 +20,7 @@ from typing import Any
 
 from rich import box
 from rich.table import Column, Table
+from typing_extensions import TypedDict
 
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.commands.seeds import SeededRuns, parse_seeds
@@ -120,6 +121,12 @@ def _experiments(names: Sequence[str]) -> list[Experiment]:
     return experiments
 
 
+class Results(TypedDict):
+    """Part of reproduce.json that later commands read."""
+
+    source: dict[str, Any]
+
+
 def _checked_source(output: Path) -> dict[str, Any]:
     """Return the commit, a hash of uncommitted changes, the versions and the hardware, which determine the results.
 
@@ -136,7 +143,7 @@ def _checked_source(output: Path) -> dict[str, Any]:
     if output.is_file():
         raise UserError(f"--output must be a folder, but {str(output)!r} is a file; choose another")
     path = output / RESULTS
-    earlier = read_json(path, source=dict)["source"] if path.exists() else source
+    earlier = read_json(path, Results)["source"] if path.exists() else source
     for name, value in source.items():
         if earlier.get(name) != value:
             raise UserError(
