@@ -38,11 +38,10 @@ class Provenance(Callback):
         self._record(trainer, self.begins_with)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == TrainerFn.VALIDATING:
+        if trainer.state.fn != TrainerFn.FITTING:
             self._record(trainer, str(trainer.ckpt_path))
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._record(trainer, str(trainer.ckpt_path))
+    on_test_start = on_validation_start
 
     def _record(self, trainer: Trainer, checkpoint: str | None) -> None:
         folder, data = run_folder(trainer), trainer.datamodule

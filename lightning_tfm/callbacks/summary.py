@@ -82,15 +82,7 @@ class Summary(Callback):
         self.samples = trainer.train_dataloader.samples
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == TrainerFn.VALIDATING:
-            self._write(trainer, pl_module)
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._write(trainer, pl_module)
-
-    def _write(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        folder = run_folder(trainer)
-        if folder is None:
+        if trainer.state.fn == TrainerFn.FITTING or (folder := run_folder(trainer)) is None:
             return
         module = cast(TaskModule, pl_module)
         (split, metrics), prefix = results(trainer), evaluated_prefix(trainer)
@@ -119,3 +111,5 @@ class Summary(Callback):
         if trainer.is_global_zero:
             flush(trainer)  # a finished run has all its metrics
             Run(folder).write_summary(summary)
+
+    on_test_end = on_validation_end

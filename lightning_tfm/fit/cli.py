@@ -11,6 +11,8 @@ import re
 import sys
 import warnings
 from argparse import ArgumentError
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -47,13 +49,14 @@ from lightning_tfm.errors import (
 )
 from lightning_tfm.fit.arguments import with_options
 from lightning_tfm.fit.console import print_next_commands, print_results, print_upload_command
-from lightning_tfm.fit.folder import check_empty, enter_folder
 from lightning_tfm.fit.parser import ConfigFile, Parser, add_options, configure_parsing, correct_help
 from lightning_tfm.fit.resuming import (
     Resumption,
     changed_settings,
     check_changes,
     check_data,
+    check_empty,
+    enter_folder,
     find_run,
     newest_checkpoint,
     no_checkpoint,
@@ -262,11 +265,8 @@ class TfmCLI(LightningCLI):
 
     def _new_data(self) -> TaskDataModule:
         data = self.options.data
-        try:
-            with gc_disabled():
-                return cast(TaskDataModule, _class(data.class_path)(**data.init_args.as_dict()))
-        except (TypeError, ValueError) as error:
-            raise UserError(format_error(error)) from error
+        with constructing():
+            return cast(TaskDataModule, _class(data.class_path)(**data.init_args.as_dict()))
 
     def _convert_epochs(self) -> None:
         """Replace passes over the training data with steps and batches, since a run is a single epoch of Lightning.
@@ -292,11 +292,8 @@ class TfmCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Construct the data module first, on which the network and the task depend."""
         self.datamodule = self.datamodule or self._new_data()
-        try:
-            with gc_disabled():
-                self.instantiate_model_and_trainer()
-        except (ArgumentError, MisconfigurationException, OverflowError, TypeError, ValueError) as error:
-            raise UserError(format_error(error)) from error
+        with constructing():
+            self.instantiate_model_and_trainer()
 
     def instantiate_model_and_trainer(self) -> None:
         """Construct the model and the Trainer, after the data module."""
@@ -518,6 +515,16 @@ def run(arguments: list[str], cli: type[TfmCLI] = TfmCLI) -> TfmCLI:
     checkpoints = VerifiedCheckpointIO()
     with TemporaryDirectory() as folder:
         return cli(arguments[0], with_options(arguments, Path(folder), checkpoints.peek), checkpoints)
+
+
+@contextmanager
+def constructing() -> Iterator[None]:
+    """Disable garbage collection while objects are constructed, and raise errors of their settings as UserError."""
+    try:
+        with gc_disabled():
+            yield
+    except (ArgumentError, MisconfigurationException, OverflowError, TypeError, ValueError) as error:
+        raise UserError(format_error(error)) from error
 
 
 def _class(path: str) -> Any:

@@ -1,8 +1,10 @@
-"""Search for the checkpoint from which a run is resumed, and checks of its settings and data."""
+"""Folder of a run: its creation, the search for the checkpoint from which it is resumed, and checks of its settings."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -14,9 +16,10 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_tfm.checkpoint import latest_valid, read_index
 from lightning_tfm.config.settings import is_below, parse_yaml, settings_of_weights
 from lightning_tfm.errors import DamagedError, UserError, rank_zero_print
-from lightning_tfm.fit.folder import check_empty
 from lightning_tfm.runs.metrics_writer import MetricsWriter
 from lightning_tfm.runs.record import TIME_LIMIT, Run
+from lightning_tfm.system.files import make_folder
+from lightning_tfm.system.private import logger_version, set_version, set_writer
 
 TRAINER = ("accelerator", "devices", "max_steps", "max_time", "num_nodes", "plugins", "strategy")
 RECORDED = ("data.init_args.num_workers", *(f"trainer.{name}" for name in TRAINER))
@@ -102,6 +105,34 @@ def find_run(
 def no_checkpoint(folder: Path) -> UserError:
     """Return the error of a folder without an undamaged checkpoint, in which `--ckpt_path` searches for one."""
     return UserError(f"--ckpt_path needs an undamaged checkpoint below {str(folder)!r}, but there is none")
+
+
+def enter_folder(logger: CSVLogger, prefix: str) -> bool:
+    """Create the folder set by a logger or, by default, the next `PREFIX_N`, which no other process can get.
+
+    Returns:
+        Whether the folder is new.
+    """
+    if logger_version(logger) is not None:
+        is_new = make_folder(Path(logger.log_dir))
+    else:
+        parent = Path(logger.root_dir)
+        numbers = [re.fullmatch(rf"{prefix}_(\d+)", path.name) for path in parent.glob(f"{prefix}_*")]
+        first = max((int(number[1]) for number in numbers if number), default=-1) + 1
+        names = (f"{prefix}_{number}" for number in itertools.count(first))
+        set_version(logger, next(name for name in names if make_folder(parent / name)))
+        is_new = True
+    set_writer(logger, MetricsWriter(logger.log_dir))
+    return is_new
+
+
+def check_empty(run: Run) -> None:
+    """Raise UserError unless the folder for a new run or test is empty, see `Run.is_empty`."""
+    if not run.is_empty:
+        raise UserError(
+            f"trainer.logger must name a new folder, but {str(run.folder)!r} holds a run; leave out its version, or "
+            "resume the run with --ckpt_path"
+        )
 
 
 def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) -> FileLock:
