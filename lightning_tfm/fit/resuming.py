@@ -233,7 +233,7 @@ def check_changes(run: Path, changed: dict[str, tuple[Any, Any]], keeps_max_step
             )
         if not is_below(name, RECORDED):
             raise UserError(
-                f"{name} must match the run {str(run)!r} ({_shown(old)}) to resume it, but is {_shown(new)}; "
+                f"{name} must match the run {str(run)!r} ({_display(old)}) to resume it, but is {_display(new)}; "
                 "restore it, or start a new run without --ckpt_path"
             )
 
@@ -248,5 +248,5 @@ def check_data(run: Path, saved: dict[str, str], fingerprint: dict[str, str], sk
             )
 
 
-def _shown(value: Any) -> str:
+def _display(value: Any) -> str:
     return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
