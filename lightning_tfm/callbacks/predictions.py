@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -71,16 +72,14 @@ class Predictions(Callback):
         if trainer.state.fn != TrainerFn.FITTING:
             self._draw(trainer, cast(TaskModule, pl_module))
 
-    on_test_start, on_test_batch_end, on_test_epoch_end, on_test_end = (
-        on_validation_start,
-        on_validation_batch_end,
-        on_validation_epoch_end,
-        on_validation_end,
-    )
+    on_test_start = on_validation_start
+    on_test_batch_end = on_validation_batch_end
+    on_test_epoch_end = on_validation_epoch_end
+    on_test_end = on_validation_end
 
     def _log_table(self, trainer: Trainer) -> None:
         columns = ["source", "target", "prediction", "correct"]
-        rows = [[line[name] for name in columns] for *_, line in self.lines]
+        rows = [list(itemgetter(*columns)(line)) for *_, line in self.lines]
         for logger in media_loggers(trainer) if rows else ():
             step = max(0, trainer.global_step - 1)  # the step at which Lightning logs this validation
             logger.log_table("val/predictions", columns, rows, step=step)

@@ -9,6 +9,7 @@ import csv
 import json
 import math
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -22,8 +23,8 @@ from filelock import FileLock
 from typing_extensions import TypedDict
 
 from lightning_tfm.config.settings import read_json, read_yaml, settings_of_weights, without_seed
-from lightning_tfm.errors import UserError
-from lightning_tfm.runs.lock import is_locked, lock_file, wait_until_unlocked
+from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.runs.lock import INTERVAL, is_locked, lock_file
 from lightning_tfm.system.files import copy_file, write_text
 from lightning_tfm.system.versions import Git, Hardware
 
@@ -268,7 +269,10 @@ class Run:
 
     def wait(self) -> None:
         """Wait until no process holds the lock, such as the child of a command that was killed."""
-        wait_until_unlocked(self.folder / self.LOCK)
+        if self.is_locked:
+            rank_zero_print(f"waiting for the process that writes {self.folder}")
+        while self.is_locked:
+            time.sleep(INTERVAL)
 
     # Results
 
