@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 from filelock import FileLock
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_tfm.checkpoint import latest_valid, read_index
+from lightning_tfm.checkpoint import has_training_state, read_index
 from lightning_tfm.config.settings import is_below, parse_yaml, settings_of_weights
 from lightning_tfm.errors import DamagedError, UserError, rank_zero_print
 from lightning_tfm.runs.metrics_writer import MetricsWriter
@@ -46,11 +46,19 @@ class Resumption(NamedTuple):
 
 
 def newest_checkpoint(runs: Iterable[Run], read: Callable[[Path], dict[str, Any]] = read_index) -> Path | None:
-    """Return the newest undamaged checkpoint of some runs, and print newer damaged ones; see `latest_valid`."""
-    path, damaged = latest_valid((path for run in runs for path in run.checkpoints()), read)
-    for other in damaged:
-        rank_zero_print(f"skipping {other}: it is damaged or incomplete")
-    return path
+    """Return the newest undamaged checkpoint of some runs that has the state of training, and print damaged ones.
+
+    Raises:
+        UserError: if `read`, which reads a checkpoint as `read_index` does, rejects a file that is not damaged.
+    """
+    paths = [path for run in runs for path in run.checkpoints()]
+    for path in sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.as_posix()), reverse=True):
+        try:
+            if has_training_state(read(path)):
+                return path
+        except DamagedError:
+            rank_zero_print(f"skipping {path}: it is damaged or incomplete")
+    return None
 
 
 def find_run(
