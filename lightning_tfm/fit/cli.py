@@ -70,7 +70,7 @@ from lightning_tfm.fit.trainer_settings import (
     defaults,
     loggers_of_run,
 )
-from lightning_tfm.loggers import describe_run, discard_tensorboard, resume_loggers, run_folder, wandb_loggers
+from lightning_tfm.loggers import TensorBoardLogger, describe_run, resume_loggers, run_folder, wandb_loggers
 from lightning_tfm.networks import Network
 from lightning_tfm.networks.network import complete
 from lightning_tfm.optimizers import LRSchedule
@@ -153,7 +153,9 @@ class TfmCLI(LightningCLI):
             error.ckpt_path = folder
         if self.is_new and run.is_empty:
             delete_folder(run.folder)
-            discard_tensorboard(self.trainer.loggers)
+            for logger in self.trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    logger.discard()
         if isinstance(error, OSError) and error.errno in FULL_DISK and run.folder in Path(str(error.filename)).parents:
             again = f"resume with --ckpt_path {shell_quote(folder)}" if has_checkpoints else "repeat the command"
             raise UserError(
