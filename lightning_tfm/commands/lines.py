@@ -115,7 +115,7 @@ class State:
     lines: int
     failures: int
     bytes: int
-    generator: list[int]
+    generator: list[int] | None = None
 
 
 class LineOutput:
@@ -207,7 +207,7 @@ class LineOutput:
         self.failures += failures
         if self.options.output and _is_repeatable(self.options):
             os.fsync(self.file.fileno())
-            generator = [] if self.generator is None else self.generator.get_state().tolist()
+            generator = None if self.generator is None else self.generator.get_state().tolist()
             state = State(self.command, self.done, self.failures, self.file.tell(), generator)
             write_text(self.state, json.dumps(asdict(state)))
         self.bar.update(self.done - self.bar.n)  # also counts lines without an output
