@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from argparse import ArgumentError
+from argparse import ArgumentError, ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
@@ -169,7 +169,10 @@ def _print_resume_command(interrupted: Interrupted) -> None:
     """Print the command that resumes after a signal."""
     command = sys.argv[1:]
     if interrupted.ckpt_path is not None:
-        command = [*_without_option(command, "--ckpt_path"), "--ckpt_path", interrupted.ckpt_path]
+        parser = ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--ckpt_path")
+        _, others = parser.parse_known_args(command)
+        command = [*others, "--ckpt_path", interrupted.ckpt_path]
     again = "resume" if interrupted.ckpt_path is not None or command[0] in ("reproduce", "sweep") else "run again"
     saved = "" if interrupted.saved_step is None else f", saved after step {interrupted.saved_step}"
     print(
@@ -177,17 +180,6 @@ def _print_resume_command(interrupted: Interrupted) -> None:
         f"  lightning-tfm {' '.join(map(shell_quote, command))}",
         file=sys.stderr,
     )
-
-
-def _without_option(arguments: list[str], option: str) -> list[str]:
-    """Return the arguments without each `option VALUE` and `option=VALUE`."""
-    kept, rest = [], iter(arguments)
-    for argument in rest:
-        if argument == option:
-            next(rest, None)  # the value of the option
-        elif not argument.startswith(f"{option}="):
-            kept.append(argument)
-    return kept
 
 
 if __name__ == "__main__":

@@ -338,13 +338,6 @@ class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
             delete_folder(Path(self.log_dir))
 
 
-def discard_tensorboard(loggers: Sequence[Logger]) -> None:
-    """Delete what a run without results has written to TensorBoard."""
-    for logger in loggers:
-        if isinstance(logger, TensorBoardLogger):
-            logger.discard()
-
-
 def _without_epoch(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics without the epoch: to Lightning, a run is a single epoch, see ResumableDataLoader."""
     return {name: value for name, value in metrics.items() if name != "epoch"}

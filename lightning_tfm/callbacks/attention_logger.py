@@ -12,7 +12,7 @@ from lightning import Callback, LightningModule, Trainer
 
 from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.callbacks.progress import track
-from lightning_tfm.callbacks.summary import evaluated_prefix
+from lightning_tfm.callbacks.summary import evaluated_prefix, evaluated_splits
 from lightning_tfm.inference import AttentionExample, Prediction, short_title, worst_first
 from lightning_tfm.layers import Positions
 from lightning_tfm.loggers import media_loggers, run_folder
@@ -40,7 +40,7 @@ class AttentionLogger(Callback):
         folder = run_folder(trainer)
         if predictions is None or folder is None:
             return
-        tested = [(row, line) for name, row, line in predictions.lines if name == trainer.datamodule.test_sets[0]]
+        tested = [(row, line) for name, row, line in predictions.lines if name == evaluated_splits(trainer)[0]]
         module = cast(TaskModule, pl_module)
         dataset = trainer.test_dataloaders[0].dataset
         examples = predicted_examples(tested) if tested else text_examples(module, dataset)

@@ -12,7 +12,6 @@ from typing import Any, Literal, cast
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, Timer
-from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.checkpoint import copy_checkpoint, is_whole
@@ -29,7 +28,6 @@ from lightning_tfm.errors import (
 from lightning_tfm.loggers import run_folder
 from lightning_tfm.runs.metrics_writer import flush
 from lightning_tfm.runs.record import CHECKPOINT_NAME, Run
-from lightning_tfm.system.files import relative
 from lightning_tfm.system.private import broadcast_no_sigterm, is_before_validation, is_within_step
 from lightning_tfm.tasks.base import TaskModule
 from lightning_tfm.tasks.checks import check_interval
@@ -75,7 +73,6 @@ class Checkpoints(Checkpoint):
         self.higher_is_better = mode == "max"  # without a mode, what the metric says at the first validation
         self.stopped = False  # by early stopping
         self.signum: int | None = None  # the first that this process has received
-        self.exchange = SignalExchange()
         self.has_ctrl_c = False  # whether it has received SIGINT
         self.ending: int | None = None  # the signal that ends training, the same on all processes
         self.saved_step: int | None = None  # since the run was started or resumed
@@ -145,7 +142,7 @@ class Checkpoints(Checkpoint):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.saved_step == trainer.global_step:  # metrics of this step were logged after the checkpoint
             flush(trainer)
-        self._end_if_interrupted(trainer)
+        self._end_if_interrupted()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -227,18 +224,14 @@ class Checkpoints(Checkpoint):
         exchange = self.exchange.now if waits else self.exchange.of_last_step
         return exchange(self.signum or 0, trainer.strategy.root_device) or None
 
-    def _end_if_interrupted(self, trainer: Trainer) -> None:
+    def _end_if_interrupted(self) -> None:
         if self.ending is not None:
-            resumable = None
-            if self.dirpath:
-                in_place = isinstance(trainer.logger, CSVLogger)
-                resumable = relative(self.dirpath.parent if in_place else self.last_model_path)
-            raise Interrupted(self.ending, self.saved_step, resumable)
+            raise Interrupted(self.ending, self.saved_step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         flush(trainer)  # with the last step, whose metrics were logged after the checkpoint
         self.ending = self._signal_of_any(trainer, waits=True)
-        self._end_if_interrupted(trainer)
+        self._end_if_interrupted()
         self._restore_handlers()
         if self.signum is not None:  # it has arrived meanwhile
             interrupt(self.signum, None)

@@ -11,7 +11,7 @@ from lightning import LightningModule, Trainer
 from tqdm import tqdm
 
 from lightning_tfm.callbacks.checkpoints import Checkpoints
-from lightning_tfm.callbacks.summary import evaluated_split
+from lightning_tfm.callbacks.summary import evaluated_splits
 from lightning_tfm.system.progress import progress_bar
 from lightning_tfm.tasks.base import TaskModule
 
@@ -67,7 +67,7 @@ class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
         self._open_batches("validation", trainer.num_val_batches)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        split = "validation" if evaluated_split(trainer) == "val" else "test"
+        split = "validation" if evaluated_splits(trainer)[0] == "val" else "test"
         self._open_batches(split, trainer.num_test_batches)
 
     def _open_batches(self, split: str, sizes: Sequence[int | float]) -> None:

@@ -38,11 +38,10 @@ class Provenance(Callback):
         self._record(trainer, self.begins_with)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == TrainerFn.VALIDATING:
+        if trainer.state.fn != TrainerFn.FITTING:
             self._record(trainer, str(trainer.ckpt_path))
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._record(trainer, str(trainer.ckpt_path))
+    on_test_start = on_validation_start
 
     def _record(self, trainer: Trainer, checkpoint: str | None) -> None:
         folder, data = run_folder(trainer), trainer.datamodule
@@ -92,20 +91,12 @@ def _earlier_starts(run: Run) -> list[Start]:
 
 def _report_changes(earlier: Start, start: Start, elastic: bool) -> None:
     """Print what has changed since a run was last started and may change its floating-point results."""
-    states = []
-    for each in (earlier, start):
-        machine, packages = each["hardware"], each["versions"]
-        states.append(
-            {
-                "processor": machine["processor"],
-                "instruction set": machine["instruction_set"],
-                "threads": machine["threads"],
-                "gpus": machine["gpus"],
-                **{f"version of {name}": value for name, value in packages.items()},
-                **({} if elastic else {"processes": each["processes"]}),
-            }
-        )
-    before, after = states
+    before, after = (
+        {name.replace("_", " "): value for name, value in each["hardware"].items() if name not in ("system", "cores")}
+        | {f"version of {name}": value for name, value in each["versions"].items()}
+        | ({} if elastic else {"processes": each["processes"]})
+        for each in (earlier, start)
+    )
     changes = [f"{name} ({new}, was {before.get(name)})" for name, new in after.items() if new != before.get(name)]
     if changes:
         rank_zero_print(

@@ -18,8 +18,6 @@ from lightning_tfm.system.files import write_text
 class SaveConfig(SaveConfigCallback):
     """Callback that saves the settings in the folder of a run or of a later test, and in each checkpoint."""
 
-    experiment: dict[str, str] | None = None
-
     @cached_property
     def text(self) -> str:
         """Return the settings as YAML."""
@@ -31,7 +29,6 @@ class SaveConfig(SaveConfigCallback):
         if folder is None or self.already_saved:
             return
         self.already_saved = True
-        self.config.dry_run = False
         if not Path(self.config.ckpt_path or "").is_file():  # keep checkpoint files, but not the run to resume
             self.config.ckpt_path = None
         if trainer.is_global_zero:
@@ -41,15 +38,5 @@ class SaveConfig(SaveConfigCallback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Save the settings, since `lightning-tfm test CHECKPOINT` has no other source for them."""
-        if self.experiment is None:
-            settings = yaml.safe_load(self.text)
-            settings["trust_package"] = ""  # only the command line may set it
-            settings["ckpt_path"] = None
-            loggers = settings["trainer"]["logger"]
-            for logger in loggers if isinstance(loggers, list) else [loggers]:
-                if isinstance(logger, dict):  # a later test has its own folder and W&B run
-                    for name in {"version", "id"} & logger.get("init_args", {}).keys():
-                        logger["init_args"][name] = None
-            name = str(trainer.loggers[0].name) if trainer.loggers else "unnamed"
-            self.experiment = {"name": name, "config": yaml.safe_dump(settings, sort_keys=False)}
-        checkpoint["experiment"] = self.experiment
+        name = str(trainer.loggers[0].name) if trainer.loggers else "unnamed"
+        checkpoint["experiment"] = {"name": name, "config": self.text}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, cast
 
 from lightning import Callback, LightningModule, Trainer
@@ -17,26 +18,27 @@ from lightning_tfm.tasks.base import TaskModule
 from lightning_tfm.tasks.evaluation import test_prefix
 
 
-def results(trainer: Trainer) -> dict[str, dict[str, float]]:
-    """Return the metrics of the last evaluation by name, as `{split: metrics}`, where the split is "test" or "val".
+def evaluated_splits(trainer: Trainer) -> Sequence[str]:
+    """Return the names of the splits of a test, or "val" for a validation."""
+    return cast(Sequence[str], trainer.datamodule.test_sets) if trainer.state.fn == TrainerFn.TESTING else ("val",)
+
+
+def evaluated_prefix(trainer: Trainer, split: str | None = None) -> str:
+    """Return the prefix of the metrics and pictures that a test or validation logs for a split, by default the first.
 
     Note:
-        If the data have no test split, the model is tested on the validation split, and the split is "val".
+        If the data have no test split, a test evaluates the validation split, and its prefix is not "val".
     """
+    split = split or evaluated_splits(trainer)[0]
+    return test_prefix(split) if trainer.state.fn == TrainerFn.TESTING else split
+
+
+def results(trainer: Trainer) -> tuple[str, dict[str, float]]:
+    """Return the first split of the last evaluation, "test" or "val", and its metrics by name."""
     prefix = f"{evaluated_prefix(trainer)}/"
     metrics = trainer.callback_metrics.items()
     evaluated = {name.removeprefix(prefix): value.item() for name, value in metrics if name.startswith(prefix)}
-    return {evaluated_split(trainer): evaluated}
-
-
-def evaluated_split(trainer: Trainer) -> str:
-    """Return the split of the last test or validation: "test" or "val"."""
-    return "val" if trainer.state.fn == TrainerFn.VALIDATING else trainer.datamodule.test_sets[0]
-
-
-def evaluated_prefix(trainer: Trainer) -> str:
-    """Return the prefix of the metrics and pictures that the last test or validation logs for its split."""
-    return "val" if trainer.state.fn == TrainerFn.VALIDATING else test_prefix(trainer.datamodule.test_sets[0])
+    return evaluated_splits(trainer)[0], evaluated
 
 
 class Summary(Callback):
@@ -80,19 +82,10 @@ class Summary(Callback):
         self.samples = trainer.train_dataloader.samples
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == TrainerFn.VALIDATING:
-            self._write(trainer, pl_module)
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._write(trainer, pl_module)
-
-    def _write(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        folder = run_folder(trainer)
-        if folder is None:
+        if trainer.state.fn == TrainerFn.FITTING or (folder := run_folder(trainer)) is None:
             return
         module = cast(TaskModule, pl_module)
-        evaluated, prefix = results(trainer), evaluated_prefix(trainer)
-        names = [name for metrics in evaluated.values() for name in metrics]
+        (split, metrics), prefix = results(trainer), evaluated_prefix(trainer)
         directions = {
             name.removeprefix(f"{prefix}/").removeprefix("val/"): value
             for name, value in module.higher_is_better.items()
@@ -103,9 +96,9 @@ class Summary(Callback):
         if has_trained and trainer.global_step < trainer.max_steps:
             stopped_early = TIME_LIMIT if time_is_up(trainer) else "callback"
         summary = record.Summary(
-            **evaluated,
+            **{split: metrics},
             higher_is_better=directions,
-            token_metrics=[name for name in names if f"{prefix}/{name}" in module.token_metrics],
+            token_metrics=[name for name in metrics if f"{prefix}/{name}" in module.token_metrics],
             signatures=module.signatures,
             train_seconds=round(self.earlier_seconds, 2) if has_trained else None,
             samples_per_second=round(self.samples / self.earlier_seconds, 1) if has_trained else None,
@@ -118,3 +111,5 @@ class Summary(Callback):
         if trainer.is_global_zero:
             flush(trainer)  # a finished run has all its metrics
             Run(folder).write_summary(summary)
+
+    on_test_end = on_validation_end

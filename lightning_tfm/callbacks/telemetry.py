@@ -31,8 +31,7 @@ class Telemetry(Callback):
     def __init__(self) -> None:
         self.step = 0  # at which metrics were last logged
         self.tokens: torch.Tensor | int = 0  # of this process since that step
-        self.seconds = 0.0  # since that step, up to the last validation
-        self.started: float | None = None  # None outside training
+        self.started = 0.0  # the time of that step, later by the duration of each validation since
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.peak = peak_flops(pl_module.device, half="16" in str(trainer.precision))
@@ -42,19 +41,17 @@ class Telemetry(Callback):
         self._begin(trainer.global_step)
 
     def _begin(self, step: int) -> None:
-        self.step, self.tokens, self.seconds, self.started = step, 0, 0.0, time.perf_counter()
+        self.step, self.tokens, self.started = step, 0, time.perf_counter()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.started is not None:
-            self.seconds, self.started = self.seconds + time.perf_counter() - self.started, None
+        self.validation_started = time.perf_counter()
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             pl_module.log("samples", float(trainer.train_dataloader.samples), sync_dist=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == "fit":
-            self.started = time.perf_counter()
+        self.started += time.perf_counter() - self.validation_started
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch | MicroBatches, batch_idx: int
@@ -75,10 +72,9 @@ class Telemetry(Callback):
         self.tokens = self.tokens + batch.tokens
         if trainer.global_step == self.step or trainer.global_step % (trainer.log_every_n_steps or 1):
             return
-        assert self.started is not None
         group = data_group(trainer.strategy)
         tokens = int(trainer.strategy.reduce(self.tokens, group, reduce_op="sum"))  # synchronizes with the device
-        speed = tokens / (self.seconds + time.perf_counter() - self.started)
+        speed = tokens / (time.perf_counter() - self.started)
         values = {"samples": float(trainer.train_dataloader.samples), "tokens_per_second": speed}
         if pl_module.device.type == "cuda":
             values["gpu_memory_gib"] = torch.cuda.max_memory_allocated(pl_module.device) / 2**30

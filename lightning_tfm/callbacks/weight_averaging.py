@@ -35,12 +35,12 @@ class WeightAveraging(callbacks.WeightAveraging):
         if not 0 < decay < 1:
             raise UserError(f"decay must be above 0 and below 1, but is {decay}; try 0.999")
 
-        def moved(average: Tensor, weight: Tensor, step: Any) -> Tensor:
+        def updated_average(average: Tensor, weight: Tensor, step: Any) -> Tensor:
             share = (3 / (step + 3)).clamp(min=1 - decay)  # a tensor: a Python number would synchronize with the GPU
             return torch.lerp(average, weight.to(average.dtype), share.to(average.dtype))
 
         super().__init__()
-        self.decay, self.moved = decay, moved
+        self.decay, self.updated_average = decay, updated_average
         self._trained: list[Tensor] | None = None  # the trained weights while the module holds the average
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -50,7 +50,7 @@ class WeightAveraging(callbacks.WeightAveraging):
         # to the device and converted to half precision later.
         device = trainer.strategy.root_device
         # Buffers are lookup tables and scores, which are not trained.
-        average = AveragedModel(pl_module, device, self.moved, use_buffers=False)
+        average = AveragedModel(pl_module, device, self.updated_average, use_buffers=False)
         if trainer.precision == "64-true":
             average.double()
         if isinstance(trainer.strategy, ModelParallel):

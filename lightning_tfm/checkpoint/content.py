@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from pickle import UnpicklingError
 from types import UnionType
@@ -192,24 +192,6 @@ def _class_paths(values: Any) -> Iterator[Any]:
         return
     for value in values:
         yield from _class_paths(value)
-
-
-def latest_valid(
-    paths: Iterable[Path], read: Callable[[Path], dict[str, Any]] = read_index
-) -> tuple[Path | None, list[Path]]:
-    """Return the newest undamaged checkpoint with training state, and the newer damaged or unreadable ones.
-
-    Raises:
-        UserError: if `read`, which reads a checkpoint as `read_index` does, rejects a file that is not damaged.
-    """
-    damaged: list[Path] = []
-    for path in sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.as_posix()), reverse=True):
-        try:
-            if has_training_state(read(path)):
-                return path, damaged
-        except DamagedError:
-            damaged.append(path)
-    return None, damaged
 
 
 def is_whole(path: Path) -> bool:

@@ -9,6 +9,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
 from io import BufferedReader, TextIOWrapper
 from itertools import islice
 from pathlib import Path
@@ -106,6 +107,17 @@ def _prompted() -> Iterator[str]:
         yield line.rstrip("\r\n")
 
 
+@dataclass(frozen=True)
+class State:
+    """State of an interrupted output: a hash of the command, processed lines, and the size of the file."""
+
+    command: str
+    lines: int
+    failures: int
+    bytes: int
+    generator: list[int] | None = None
+
+
 class LineOutput:
     """Output of a command, with a progress bar if neither input nor output is a terminal.
 
@@ -156,17 +168,17 @@ class LineOutput:
 
     def _restore(self) -> int:
         """Restore the state of the same command before it was interrupted, and return the size of its output."""
-        state = read_json(self.state, command=str, lines=int, failures=int, bytes=int)
-        if state["command"] != self.command:
+        state = read_json(self.state, State)
+        if state.command != self.command:
             raise UserError(
                 f"--output {str(self.options.output)!r} must not be the output of an interrupted command with other "
                 f"options or files, but {str(self.part)!r} exists; repeat that command, or delete this file"
             )
-        self.done, self.failures = state["lines"], state["failures"]
+        self.done, self.failures = state.lines, state.failures
         if self.generator is not None:
-            self.generator.set_state(torch.tensor(state["generator"], dtype=torch.uint8))
+            self.generator.set_state(torch.tensor(state.generator, dtype=torch.uint8))
         rank_zero_print(f"continuing {str(self.part)!r} after {self.done:,} lines")
-        return int(state["bytes"])
+        return state.bytes
 
     def remaining(self, chunks: Iterator[list[str]]) -> Iterator[list[str]]:
         """Yield the chunks not yet processed; an interrupted command has only written complete chunks."""
@@ -195,10 +207,9 @@ class LineOutput:
         self.failures += failures
         if self.options.output and _is_repeatable(self.options):
             os.fsync(self.file.fileno())
-            state = {"command": self.command, "lines": self.done, "failures": self.failures, "bytes": self.file.tell()}
-            if self.generator is not None:
-                state["generator"] = self.generator.get_state().tolist()
-            write_text(self.state, json.dumps(state))
+            generator = None if self.generator is None else self.generator.get_state().tolist()
+            state = State(self.command, self.done, self.failures, self.file.tell(), generator)
+            write_text(self.state, json.dumps(asdict(state)))
         self.bar.update(self.done - self.bar.n)  # also counts lines without an output
 
     def __enter__(self) -> Self:

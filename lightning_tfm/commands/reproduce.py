@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.commands.seeds import SeededRuns, parse_seeds
 from lightning_tfm.comparison.statistics import COVERAGE, student_reach
@@ -114,6 +116,12 @@ def _experiments(names: Sequence[str]) -> list[Experiment]:
     return experiments
 
 
+class Results(TypedDict):
+    """Part of reproduce.json that later commands read."""
+
+    source: dict[str, Any]
+
+
 def _checked_source(output: Path) -> dict[str, Any]:
     """Return the commit, a hash of uncommitted changes, the versions and the hardware, which determine the results.
 
@@ -130,7 +138,7 @@ def _checked_source(output: Path) -> dict[str, Any]:
     if output.is_file():
         raise UserError(f"--output must be a folder, but {str(output)!r} is a file; choose another")
     path = output / RESULTS
-    earlier = read_json(path, source=dict)["source"] if path.exists() else source
+    earlier = read_json(path, Results)["source"] if path.exists() else source
     for name, value in source.items():
         if earlier.get(name) != value:
             raise UserError(

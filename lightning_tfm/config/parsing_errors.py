@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import Any
 
-from lightning_tfm.config.trust import INSTEAD, trusted, untrusted
+from lightning_tfm.config.trust import REPLACEMENTS, trusted, untrusted
 from lightning_tfm.errors import UserError, nearest
 
 TREE = re.compile(r"Does not validate|Subtypes:|Errors:|.*<class 'NoneType'>|Given value|Problem with given")
@@ -71,8 +71,8 @@ def format_error(error: BaseException, options: Iterable[str] = ()) -> str:
         reasons = [reason for reason in reasons if not reason.startswith("Expected a <class 'str'>")] or reasons
         return ": ".join(filter(None, [setting, " ".join(reasons)]))
     value, hint = str(_value(block, text, keys[1:])), ""
-    if value in INSTEAD:
-        hint = f"; try {INSTEAD[value]}"
+    if value in REPLACEMENTS:
+        hint = f"; try {REPLACEMENTS[value]}"
     elif value in ("True", "False") and "of type str" in rules:
         hint = "; in YAML, quote words such as no, yes, on and off"
     elif any("class_path" in rule for rule in rules):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
-from lightning_tfm.errors import UserError
+from lightning_tfm.errors import DamagedError, UserError
+
+T = TypeVar("T")
 
 IGNORED = (
     *("ckpt_path", "config", "dry_run", "heartbeat", "skip_test", "trust_package"),
@@ -106,20 +107,25 @@ def parse_yaml(text: str, path: Path, setting: str) -> dict[str, Any]:
     return values
 
 
-def read_json(path: Path, **types: type) -> dict[str, Any]:
-    """Read a JSON object, with values of some types by name; raise UserError if the file is damaged."""
+def read_json(path: Path, kind: type[T], content: bytes | None = None) -> T:
+    """Read a JSON file, or parse its content, which must have a type.
+
+    Raises:
+        DamagedError: if it has not.
+        UserError: if it cannot be read.
+    """
+    from pydantic import TypeAdapter, ValidationError  # slow to import
+
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError(f"it holds {content!r:.50}")
-        for name, kind in types.items():
-            if not isinstance(content.get(name), kind):
-                raise ValueError(f"{name} is {content.get(name)!r:.50}")
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{str(path)!r} must be a JSON file written by lightning-tfm, but is damaged: {error}"
+        return TypeAdapter(kind).validate_json(path.read_bytes() if content is None else content, strict=True)
+    except OSError as error:
+        raise UserError(f"{str(path)!r} must be a file that can be read, but is not: {error.strerror}") from None
+    except ValidationError as error:
+        first, *_ = error.errors()
+        problem = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+        raise DamagedError(
+            f"{str(path)!r} must be an intact file, but is damaged: {problem}; delete it to leave it out"
         ) from None
-    return content
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -41,7 +41,7 @@ CLASSES = {
 }
 """Names of the trusted classes, by the package that exports them."""
 
-INSTEAD = {
+REPLACEMENTS = {
     "BatchSizeFinder": "lightning-tfm plan, which estimates the memory for data.batch_size",
     "GradientAccumulationScheduler": "trainer.accumulate_grad_batches",
     "LearningRateFinder": "lightning-tfm sweep, which can search model.optimizer.lr",
@@ -79,8 +79,8 @@ def untrusted(path: str, owner: str) -> str:
     """
     module, _, name = path.rpartition(".")
     owner = owner or "a configuration"
-    if name in INSTEAD:
-        return f"{owner} must not name {path!r}; try {INSTEAD[name]}"
+    if name in REPLACEMENTS:
+        return f"{owner} must not name {path!r}; try {REPLACEMENTS[name]}"
     members = vars(sys.modules[module]) if module in sys.modules else {}
     close = difflib.get_close_matches(name, [other for other in members if inspect.isclass(members[other])], n=1)
     if close and name not in members:

@@ -82,6 +82,7 @@ def _settings(text: str, path: Path) -> dict[str, Any]:
     is_canonical = isinstance(loggers, list) and isinstance(callbacks, list)
     if not is_canonical or not all(name.isidentifier() for name in (*settings, *trainer)):
         raise ValueError("the settings are not in the form of fit")
+    settings |= {"ckpt_path": None, "trust_package": ""}  # only the command line may set them
     trainer["default_root_dir"] = trainer["profiler"] = None
     for index, logger in enumerate(loggers):
         if (replaced := LOGGERS.get(logger["class_path"].rpartition(".")[2])) is not None:

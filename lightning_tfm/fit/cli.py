@@ -11,6 +11,8 @@ import re
 import sys
 import warnings
 from argparse import ArgumentError
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -47,13 +49,14 @@ from lightning_tfm.errors import (
 )
 from lightning_tfm.fit.arguments import with_options
 from lightning_tfm.fit.console import print_next_commands, print_results, print_upload_command
-from lightning_tfm.fit.folder import RunFolder, check_empty
 from lightning_tfm.fit.parser import ConfigFile, Parser, add_options, configure_parsing, correct_help
 from lightning_tfm.fit.resuming import (
     Resumption,
     changed_settings,
     check_changes,
     check_data,
+    check_empty,
+    enter_folder,
     find_run,
     newest_checkpoint,
     no_checkpoint,
@@ -67,12 +70,12 @@ from lightning_tfm.fit.trainer_settings import (
     defaults,
     loggers_of_run,
 )
-from lightning_tfm.loggers import describe_run, discard_tensorboard, resume_loggers, run_folder, wandb_loggers
+from lightning_tfm.loggers import TensorBoardLogger, describe_run, resume_loggers, run_folder, wandb_loggers
 from lightning_tfm.networks import Network
 from lightning_tfm.networks.network import complete
 from lightning_tfm.optimizers import LRSchedule
 from lightning_tfm.runs.record import Run
-from lightning_tfm.system.files import relative
+from lightning_tfm.system.files import delete_folder, relative
 from lightning_tfm.system.memory import gc_disabled, keep_freed_memory
 from lightning_tfm.system.private import actions, replace_default_timeout
 from lightning_tfm.system.versions import head_commit
@@ -105,7 +108,8 @@ class TfmCLI(LightningCLI):
         ckpt_path: the checkpoint from which training starts or that is evaluated; None if there is none.
         changed: the settings that differ from those of this checkpoint, as (old, new).
         resumed: the run that `fit` resumes; None for a new run.
-        folder: the folder of the run or the test.
+        run: the run or the test whose folder this process writes; None before, and on other processes.
+        is_new: whether this process has created the folder.
         held: what exists until the run ends: the lock of its folder, and the store in which its processes meet.
     """
 
@@ -114,7 +118,8 @@ class TfmCLI(LightningCLI):
         self.ckpt_path: str | None = None
         self.changed: dict[str, tuple[Any, Any]] = {}
         self.resumed: Resumption | None = None
-        self.folder = RunFolder()
+        self.run: Run | None = None
+        self.is_new = False
         self.held: list[Any] = []
         strict = {"exit_on_error": False, "allow_abbrev": False}
         try:
@@ -141,13 +146,18 @@ class TfmCLI(LightningCLI):
         Raises:
             UserError: if the disk is full.
         """
-        run = self.folder.resumable
-        if isinstance(error, Interrupted) and run:
-            error.ckpt_path = relative(run)
-        if self.folder.discard_if_empty():
-            discard_tensorboard(self.trainer.loggers)
-        if isinstance(error, OSError) and error.errno in FULL_DISK and self.folder.holds(error.filename):
-            again = f"resume with --ckpt_path {shell_quote(relative(run))}" if run else "repeat the command"
+        if (run := self.run) is None:
+            return
+        folder, has_checkpoints = relative(run.folder), any(run.checkpoint_folder.glob("*"))
+        if isinstance(error, Interrupted) and has_checkpoints:
+            error.ckpt_path = folder
+        if self.is_new and run.is_empty:
+            delete_folder(run.folder)
+            for logger in self.trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    logger.discard()
+        if isinstance(error, OSError) and error.errno in FULL_DISK and run.folder in Path(str(error.filename)).parents:
+            again = f"resume with --ckpt_path {shell_quote(folder)}" if has_checkpoints else "repeat the command"
             raise UserError(
                 f"{str(error.filename)!r} cannot be written: {error.strerror}; free disk space, then {again}"
             ) from error
@@ -257,11 +267,8 @@ class TfmCLI(LightningCLI):
 
     def _new_data(self) -> TaskDataModule:
         data = self.options.data
-        try:
-            with gc_disabled():
-                return cast(TaskDataModule, _class(data.class_path)(**data.init_args.as_dict()))
-        except (TypeError, ValueError) as error:
-            raise UserError(format_error(error)) from error
+        with constructing():
+            return cast(TaskDataModule, _class(data.class_path)(**data.init_args.as_dict()))
 
     def _convert_epochs(self) -> None:
         """Replace passes over the training data with steps and batches, since a run is a single epoch of Lightning.
@@ -287,11 +294,8 @@ class TfmCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Construct the data module first, on which the network and the task depend."""
         self.datamodule = self.datamodule or self._new_data()
-        try:
-            with gc_disabled():
-                self.instantiate_model_and_trainer()
-        except (ArgumentError, MisconfigurationException, OverflowError, TypeError, ValueError) as error:
-            raise UserError(format_error(error)) from error
+        with constructing():
+            self.instantiate_model_and_trainer()
 
     def instantiate_model_and_trainer(self) -> None:
         """Construct the model and the Trainer, after the data module."""
@@ -435,13 +439,11 @@ class TfmCLI(LightningCLI):
             if self.resumed is not None and step is not None:
                 resume_loggers(self.trainer.loggers, step)
 
-    def before_validate(self) -> None:
-        """Create the folder of the validation."""
-        self._enter("validate")
-
     def before_test(self) -> None:
-        """Create the folder of the test."""
-        self._enter("test")
+        """Create the folder of the test or validation."""
+        self._enter(self.command)
+
+    before_validate = before_test
 
     def _enter(self, prefix: str) -> bool:
         """Create the folder `PREFIX_N`, unless a logger names it, and log a description of the run.
@@ -452,9 +454,10 @@ class TfmCLI(LightningCLI):
         logger = self.trainer.logger
         if not isinstance(logger, CSVLogger) or rank_zero_only.rank:  # type: ignore[attr-defined]  # set by Lightning
             return False
-        self.folder.enter(logger, prefix)
+        self.is_new = enter_folder(logger, prefix)
+        self.run = Run(Path(logger.log_dir))
         if self.command != "fit":
-            check_empty(Path(logger.log_dir))
+            check_empty(self.run)
         parts = (self.model, self.model.network, self.datamodule)
         describe_run(self.trainer.loggers, [type(part).__name__ for part in parts], head_commit(Path.cwd()))
         return True
@@ -514,6 +517,16 @@ def run(arguments: list[str], cli: type[TfmCLI] = TfmCLI) -> TfmCLI:
     checkpoints = VerifiedCheckpointIO()
     with TemporaryDirectory() as folder:
         return cli(arguments[0], with_options(arguments, Path(folder), checkpoints.peek), checkpoints)
+
+
+@contextmanager
+def constructing() -> Iterator[None]:
+    """Disable garbage collection while objects are constructed, and raise errors of their settings as UserError."""
+    try:
+        with gc_disabled():
+            yield
+    except (ArgumentError, MisconfigurationException, OverflowError, TypeError, ValueError) as error:
+        raise UserError(format_error(error)) from error
 
 
 def _class(path: str) -> Any:

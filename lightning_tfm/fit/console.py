@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lightning_tfm.callbacks import Predictions
-from lightning_tfm.callbacks.summary import evaluated_split, results
+from lightning_tfm.callbacks.summary import evaluated_splits, results
 from lightning_tfm.errors import escape_controls, shell_quote
 from lightning_tfm.inference import Prediction
 from lightning_tfm.loggers import wandb_loggers
@@ -31,26 +31,26 @@ MAX_PREDICTIONS = 3
 def print_results(trainer: Trainer) -> None:
     """Print the metrics and a few predictions."""
     console = LiteralConsole(soft_wrap=True)
-    for split, metrics in results(trainer).items():
-        table = Table(split, Column("", justify="right"), box=box.SIMPLE_HEAD)
-        for name, value in metrics.items():
-            if not is_per_category(f"{split}/{name}"):  # shown by the report
-                table.add_row(name, f"{value:.4f}")
-        console.print(table)
-    lines = _tested(trainer)
+    split, metrics = results(trainer)
+    table = Table(split, Column("", justify="right"), box=box.SIMPLE_HEAD)
+    for name, value in metrics.items():
+        if not is_per_category(f"{split}/{name}"):  # shown by the report
+            table.add_row(name, f"{value:.4f}")
+    console.print(table)
+    lines = _first_predictions(trainer)
     wrong = sorted((line for line in lines if not line["correct"]), key=lambda line: -line["nll"])
     for line in [line for line in lines if line["correct"]][:MAX_PREDICTIONS]:
-        console.print(_described("correct  ", line, "green"))
+        console.print(_format_prediction("correct  ", line, "green"))
     for line in wrong[:MAX_PREDICTIONS]:
-        console.print(_described("wrong    ", line, "red") + f" (expected {escape_controls(line['target'])})")
+        console.print(_format_prediction("wrong    ", line, "red") + f" (expected {escape_controls(line['target'])})")
 
 
 def print_next_commands(trainer: Trainer, checkpoint: str, trust_packages: str) -> None:
     """Print commands that use a run."""
     folder = relative(Path(checkpoint).parents[1])
     # "-" starts an option
-    sources = (line["source"] for line in _tested(trainer) if not line["source"].startswith("-"))
-    example = next((shell_quote(_short(source)) for source in sources), "TEXT")
+    sources = (line["source"] for line in _first_predictions(trainer) if not line["source"].startswith("-"))
+    example = next((shell_quote(_truncate(source)) for source in sources), "TEXT")
     print(f"\nThe run is saved in {escape_controls(folder)}.\nTo query the model or view its report:\n")
     trusting = f" --trust-package {shell_quote(trust_packages)}" if trust_packages else ""
     print(f"  {_executable('lightning-tfm')} generate {shell_quote(checkpoint)} {example}{trusting}")
@@ -66,18 +66,18 @@ def print_upload_command(trainer: Trainer) -> None:
             print(f"  {_executable('wandb')} sync {pattern}")
 
 
-def _tested(trainer: Trainer) -> list[Prediction]:
+def _first_predictions(trainer: Trainer) -> list[Prediction]:
     """Return the predictions of the first test split, or of the validation split."""
     tested = next((other.lines for other in trainer.callbacks if isinstance(other, Predictions)), [])
-    return [line for name, _, line in tested if name == evaluated_split(trainer)]
+    return [line for name, _, line in tested if name == evaluated_splits(trainer)[0]]
 
 
-def _described(label: str, line: Prediction, style: str) -> Text:
-    source, prediction = (escape_controls(text) for text in (_short(line["source"]), line["prediction"]))
+def _format_prediction(label: str, line: Prediction, style: str) -> Text:
+    source, prediction = (escape_controls(text) for text in (_truncate(line["source"]), line["prediction"]))
     return Text.assemble(label, source, " → ", (prediction, style))
 
 
-def _short(text: str) -> str:
+def _truncate(text: str) -> str:
     """Truncate a long text, at a space if possible."""
     if len(text) <= MAX_SOURCE_LENGTH:
         return text

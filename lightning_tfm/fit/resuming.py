@@ -1,8 +1,10 @@
-"""Search for the checkpoint from which a run is resumed, and checks of its settings and data."""
+"""Folder of a run: its creation, the search for the checkpoint from which it is resumed, and checks of its settings."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -11,12 +13,13 @@ from typing import Any, NamedTuple, cast
 from filelock import FileLock
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_tfm.checkpoint import latest_valid, read_index
+from lightning_tfm.checkpoint import has_training_state, read_index
 from lightning_tfm.config.settings import is_below, parse_yaml, settings_of_weights
 from lightning_tfm.errors import DamagedError, UserError, rank_zero_print
-from lightning_tfm.fit.folder import check_empty
 from lightning_tfm.runs.metrics_writer import MetricsWriter
 from lightning_tfm.runs.record import TIME_LIMIT, Run
+from lightning_tfm.system.files import make_folder
+from lightning_tfm.system.private import logger_version, set_version, set_writer
 
 TRAINER = ("accelerator", "devices", "max_steps", "max_time", "num_nodes", "plugins", "strategy")
 RECORDED = ("data.init_args.num_workers", *(f"trainer.{name}" for name in TRAINER))
@@ -43,11 +46,19 @@ class Resumption(NamedTuple):
 
 
 def newest_checkpoint(runs: Iterable[Run], read: Callable[[Path], dict[str, Any]] = read_index) -> Path | None:
-    """Return the newest undamaged checkpoint of some runs, and print newer damaged ones; see `latest_valid`."""
-    path, damaged = latest_valid((path for run in runs for path in run.checkpoints()), read)
-    for other in damaged:
-        rank_zero_print(f"skipping {other}: it is damaged or incomplete")
-    return path
+    """Return the newest undamaged checkpoint of some runs that has the state of training, and print damaged ones.
+
+    Raises:
+        UserError: if `read`, which reads a checkpoint as `read_index` does, rejects a file that is not damaged.
+    """
+    paths = [path for run in runs for path in run.checkpoints()]
+    for path in sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.as_posix()), reverse=True):
+        try:
+            if has_training_state(read(path)):
+                return path
+        except DamagedError:
+            rank_zero_print(f"skipping {path}: it is damaged or incomplete")
+    return None
 
 
 def find_run(
@@ -104,6 +115,34 @@ def no_checkpoint(folder: Path) -> UserError:
     return UserError(f"--ckpt_path needs an undamaged checkpoint below {str(folder)!r}, but there is none")
 
 
+def enter_folder(logger: CSVLogger, prefix: str) -> bool:
+    """Create the folder set by a logger or, by default, the next `PREFIX_N`, which no other process can get.
+
+    Returns:
+        Whether the folder is new.
+    """
+    if logger_version(logger) is not None:
+        is_new = make_folder(Path(logger.log_dir))
+    else:
+        parent = Path(logger.root_dir)
+        numbers = [re.fullmatch(rf"{prefix}_(\d+)", path.name) for path in parent.glob(f"{prefix}_*")]
+        first = max((int(number[1]) for number in numbers if number), default=-1) + 1
+        names = (f"{prefix}_{number}" for number in itertools.count(first))
+        set_version(logger, next(name for name in names if make_folder(parent / name)))
+        is_new = True
+    set_writer(logger, MetricsWriter(logger.log_dir))
+    return is_new
+
+
+def check_empty(run: Run) -> None:
+    """Raise UserError unless the folder for a new run or test is empty, see `Run.is_empty`."""
+    if not run.is_empty:
+        raise UserError(
+            f"trainer.logger must name a new folder, but {str(run.folder)!r} holds a run; leave out its version, or "
+            "resume the run with --ckpt_path"
+        )
+
+
 def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) -> FileLock:
     """Lock the folder of a run, and keep the metrics of the steps before the checkpoint.
 
@@ -123,7 +162,7 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
     run = Run(folder)
     lock = run.lock()
     if resumed is None or resumed.extends:
-        check_empty(folder)
+        check_empty(run)
     elif run.has_finished:
         raise UserError(f"the run {str(folder)!r} must be unfinished, but another process has just finished it")
     elif resumed.checkpoint.stat().st_mtime_ns != resumed.modified:
@@ -202,7 +241,7 @@ def check_changes(run: Path, changed: dict[str, tuple[Any, Any]], keeps_max_step
             )
         if not is_below(name, RECORDED):
             raise UserError(
-                f"{name} must match the run {str(run)!r} ({_shown(old)}) to resume it, but is {_shown(new)}; "
+                f"{name} must match the run {str(run)!r} ({_display(old)}) to resume it, but is {_display(new)}; "
                 "restore it, or start a new run without --ckpt_path"
             )
 
@@ -217,5 +256,5 @@ def check_data(run: Path, saved: dict[str, str], fingerprint: dict[str, str], sk
             )
 
 
-def _shown(value: Any) -> str:
+def _display(value: Any) -> str:
     return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

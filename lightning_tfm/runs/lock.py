@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import errno
-import time
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.errors import UserError
 
 RETRY_SECONDS = 1.0
 """Seconds for which `lock_file` retries, since `is_locked` holds the lock for a moment."""
@@ -61,11 +60,3 @@ def is_locked(path: Path) -> bool:
         return False
     lock.release()
     return False
-
-
-def wait_until_unlocked(path: Path) -> None:
-    """Wait until no process holds the lock of a file."""
-    if is_locked(path):
-        rank_zero_print(f"waiting for the process that writes {path.parent}")
-    while is_locked(path):
-        time.sleep(INTERVAL)

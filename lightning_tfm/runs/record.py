@@ -9,6 +9,7 @@ import csv
 import json
 import math
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -16,18 +17,16 @@ from datetime import datetime
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NotRequired, TypeVar
+from typing import Any, ClassVar, Literal, NotRequired
 
 from filelock import FileLock
 from typing_extensions import TypedDict
 
-from lightning_tfm.config.settings import read_yaml, settings_of_weights, without_seed
-from lightning_tfm.errors import DamagedError, UserError
-from lightning_tfm.runs.lock import is_locked, lock_file, wait_until_unlocked
+from lightning_tfm.config.settings import read_json, read_yaml, settings_of_weights, without_seed
+from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.runs.lock import INTERVAL, is_locked, lock_file
 from lightning_tfm.system.files import copy_file, write_text
 from lightning_tfm.system.versions import Git, Hardware
-
-T = TypeVar("T")
 
 FORMAT = 1
 """Version of the format of a run's files, which is increased when their meaning changes; stored in each `Start`."""
@@ -270,7 +269,10 @@ class Run:
 
     def wait(self) -> None:
         """Wait until no process holds the lock, such as the child of a command that was killed."""
-        wait_until_unlocked(self.folder / self.LOCK)
+        if self.is_locked:
+            rank_zero_print(f"waiting for the process that writes {self.folder}")
+        while self.is_locked:
+            time.sleep(INTERVAL)
 
     # Results
 
@@ -283,8 +285,7 @@ class Run:
         """
         if not self.has_finished:
             raise UserError(f"the run {str(self.folder)!r} must have finished, but has not; resume it with --ckpt_path")
-        path = self.folder / self.SUMMARY
-        return _read_json(path, Summary)
+        return read_json(self.folder / self.SUMMARY, Summary)
 
     def write_summary(self, summary: Summary) -> None:
         """Write the results, which marks the run as finished."""
@@ -302,13 +303,13 @@ class Run:
         path = self.folder / self.PROVENANCE
         if not path.exists():
             return []
-        for start in _read_json(path, list[Format]):
+        for start in read_json(path, list[Format]):
             if start["format"] != FORMAT:
                 raise UserError(
                     f"{str(path)!r} must have version {FORMAT} of the format of a run, but has version "
                     f"{start['format']}; use the version of lightning_tfm that wrote it"
                 )
-        return _read_json(path, list[Start])
+        return read_json(path, list[Start])
 
     @property
     def wandb_id(self) -> str | None:
@@ -338,7 +339,7 @@ class Run:
             return []
         # str.splitlines would also split at U+0085, which the data may contain.
         lines = path.read_bytes().split(b"\n")[:-1]
-        return _read_json(path, list[Prediction], b"[%b]" % b",".join(lines))
+        return read_json(path, list[Prediction], b"[%b]" % b",".join(lines))
 
     def write_predictions(self, predictions: Iterable[Prediction]) -> None:
         """Write the predictions of the test."""
@@ -358,7 +359,7 @@ class Run:
             UserError: if the file is damaged.
         """
         path = self.attention_folder / self.EXAMPLES
-        return _read_json(path, list[dict[str, Any]]) if path.is_file() else []
+        return read_json(path, list[dict[str, Any]]) if path.is_file() else []
 
     def write_examples(self, examples: Sequence[dict[str, Any]]) -> None:
         """Write the examples whose attention was plotted after the test."""
@@ -469,24 +470,3 @@ def _fields(line: str) -> list[str]:
         return next(csv.reader([line], strict=True), [])
     except csv.Error:
         return []
-
-
-def _read_json(path: Path, kind: type[T], content: bytes | None = None) -> T:
-    """Read a JSON file, or parse its content, which must have a type.
-
-    Raises:
-        DamagedError: if it has not.
-        UserError: if it cannot be read.
-    """
-    from pydantic import TypeAdapter, ValidationError  # slow to import
-
-    try:
-        return TypeAdapter(kind).validate_json(path.read_bytes() if content is None else content, strict=True)
-    except OSError as error:
-        raise UserError(f"{str(path)!r} must be a file that can be read, but is not: {error.strerror}") from None
-    except ValidationError as error:
-        first, *_ = error.errors()
-        problem = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
-        raise DamagedError(
-            f"{str(path)!r} must be a file that fit has written, but is damaged: {problem}; delete it to leave it out"
-        ) from None

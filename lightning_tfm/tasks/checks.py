@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
-from lightning_tfm.config.trust import INSTEAD
+from lightning_tfm.config.trust import REPLACEMENTS
 from lightning_tfm.distributed.strategies import Elastic, ModelParallel
 from lightning_tfm.errors import UserError
 from lightning_tfm.system.private import (
@@ -139,7 +139,7 @@ def _check_callbacks(trainer: Trainer) -> None:
         for cls, reason in REFUSED.items():
             if isinstance(callback, cls):
                 name = cls.__name__
-                raise UserError(f"trainer.callbacks must not contain {name}, which {reason}; try {INSTEAD[name]}")
+                raise UserError(f"trainer.callbacks must not contain {name}, which {reason}; try {REPLACEMENTS[name]}")
 
 
 def _check_epochs(trainer: Trainer) -> None:

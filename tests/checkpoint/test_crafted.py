@@ -203,7 +203,7 @@ def rewritten(path, compression=zipfile.ZIP_STORED, old_format=False, hidden=Fal
         with zipfile.ZipFile(path) as source:
             end = path.read_bytes()[source.start_dir :]
         data = data[:-20] + end[: end.rindex(b"PK\5\6")] + data[-20:]
-    path.write_bytes(data + _comment(hashlib.sha256(data)))
+    path.write_bytes(data + _comment(hashlib.sha256(data).hexdigest()))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_tfm.checkpoint import content, latest_valid
+from lightning_tfm.checkpoint import content
 from support.experiments import fit
 
 
@@ -49,14 +48,3 @@ def test_fit_reads_the_checkpoint_that_it_resumes_once(last, counts, command):
 def test_an_evaluation_reads_its_checkpoint_once(name, last, counts, command):
     command(name, last)
     assert {kind: counts[kind, last.name] for kind in ("hashed", "loaded")} == {"hashed": 1, "loaded": 1}
-
-
-def test_the_newest_valid_checkpoint_is_found(reference, tmp_path):
-    paths = [tmp_path / f"{name}.ckpt" for name in "abc"]
-    for age, path in enumerate(paths):
-        shutil.copy(reference("gpt") / "runs/copy_gpt/version_0/checkpoints/last.ckpt", path)
-        os.utime(path, (1000 - age, 1000 - age))
-    paths[0].write_bytes(b"damaged")
-    os.utime(paths[0], (1000, 1000))
-    assert latest_valid(paths) == (paths[1], [paths[0]])
-    assert latest_valid(paths[::-1]) == (paths[1], [paths[0]])

@@ -154,7 +154,7 @@ def test_runs_of_different_settings_or_source(reproduced, tmp_path):
         (["copy_gpt", "broken.yaml"], "NAME must name a valid YAML file, but line 4 of 'broken.yaml' is not: "),
         (["copy_gpt", "latin.yaml"], "NAME must name a YAML file in UTF-8, but line 2 of 'latin.yaml' is not"),
         (["copy_gpt", "--output", "broken.yaml"], "--output must be a folder, but 'broken.yaml' is a file"),
-        (["copy_gpt", "--seeds", "1", "--output", "old"], "'old/reproduce.json' must be a JSON file written by"),
+        (["copy_gpt", "--seeds", "1", "--output", "old"], "'old/reproduce.json' must be an intact file"),
         (["tsv_transformer"], "NAME must be an experiment with claims, but tsv_transformer has none"),
         (["odd/odd.yaml"], "'odd/claims.yaml' must state the results of odd for two seeds or more"),
     ],

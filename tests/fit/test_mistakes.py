@@ -19,6 +19,7 @@ from lightning_tfm.checkpoint import read, write
 from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
 from lightning_tfm.errors import UserError
 from lightning_tfm.fit.cli import TfmCLI
+from lightning_tfm.runs.record import Run
 from support.experiments import COPY, DATE, fit
 from support.faults import PLANTED
 from support.processes import EXPERIMENTS, in_process, run
@@ -347,7 +348,7 @@ def test_a_mistake_found_by_torch_or_lightning_is_one_line(options, message, mon
 @pytest.mark.parametrize(("reason", "kind"), [(errno.ENOSPC, UserError), (errno.EACCES, PermissionError)])
 def test_only_a_full_disk_is_answered_by_the_advice_to_free_space(reason, kind, monkeypatch, tmp_path):
     def fail(self, **settings):
-        self.folder.path = tmp_path
+        self.run = Run(tmp_path)
         raise OSError(reason, os.strerror(reason), str(tmp_path / "metrics.csv"))
 
     monkeypatch.setattr(LightningCLI, "__init__", fail)

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_tfm.callbacks import provenance
 from lightning_tfm.checkpoint import write
 from lightning_tfm.errors import UserError
-from lightning_tfm.fit.resuming import Resumption, check_data, find_run, open_run
+from lightning_tfm.fit.resuming import Resumption, check_data, find_run, newest_checkpoint, open_run
 from lightning_tfm.runs.record import Run
 from support.equality import contents
 from support.experiments import fit, folder
@@ -77,6 +77,19 @@ def test_a_finished_run_is_refused_with_advice(stopped, max_steps, advice, tmp_p
     (tmp_path / "summary.json").write_text(json.dumps(SUMMARY | {"steps": 500, "stopped_early": stopped}))
     with pytest.raises(UserError, match=f"has finished; {advice}"):
         find_run(str(tmp_path), tmp_path.parent, max_steps)
+
+
+def test_the_newest_valid_checkpoint_is_found(reference, tmp_path, capsys):
+    resumed = Run(tmp_path)
+    resumed.checkpoint_folder.mkdir()
+    paths = [resumed.checkpoint_folder / name for name in (Run.LAST, Run.BEST, Run.STEP.format(1))]
+    for age, path in enumerate(paths):
+        shutil.copy(reference("gpt") / "runs/copy_gpt/version_0/checkpoints/last.ckpt", path)
+        os.utime(path, (1000 - age, 1000 - age))
+    paths[0].write_bytes(b"damaged")
+    os.utime(paths[0], (1000, 1000))
+    assert newest_checkpoint([resumed]) == paths[1]
+    assert f"skipping {paths[0]}: it is damaged or incomplete" in capsys.readouterr().err
 
 
 def test_data_that_are_not_read_are_not_compared(tmp_path):

@@ -74,9 +74,7 @@ def test_a_damaged_provenance_is_kept_in_a_copy(content, tmp_path, capsys):
     path.write_text(content)
     assert Run(tmp_path).wandb_id is None
     assert provenance._earlier_starts(Run(tmp_path)) == []
-    message = (
-        r"provenance.json' must be a file that fit has written, but is damaged: .*it is kept as provenance.json.damaged"
-    )
+    message = r"provenance.json' must be an intact file, but is damaged: .*it is kept as provenance.json.damaged"
     assert re.search(message, capsys.readouterr().err, re.DOTALL)
     assert path.with_name("provenance.json.damaged").read_text() == content
 
@@ -91,6 +89,6 @@ def test_a_damaged_summary_does_not_stop_other_runs(content, tmp_path, capsys):
         (tmp_path / f"version_{version}/summary.json").write_text(summary)
     resumption = find_run("last", tmp_path, 10)
     assert (resumption.run.name, resumption.extends) == ("version_1", True)
-    assert "/version_0/summary.json' must be a file that fit has written" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"version_0/summary.json' must be a file that fit has written, but is damaged"):
+    assert "/version_0/summary.json' must be an intact file" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"version_0/summary.json' must be an intact file, but is damaged"):
         find_run(str(tmp_path / "version_0"), tmp_path, 10)
