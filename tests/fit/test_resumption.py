@@ -1,7 +1,5 @@
 """Resumptions that are refused before the training."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -10,24 +8,14 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_tfm.callbacks import provenance
-from lightning_tfm.checkpoint import write
+from lightning_tfm.checkpoint import FORMAT, write
 from lightning_tfm.errors import UserError
 from lightning_tfm.fit.resuming import Resumption, check_data, find_run, open_run
 from lightning_tfm.runs.record import Run
 from support.equality import contents
-from support.experiments import fit, folder
+from support.experiments import fit
 from support.processes import run
 from support.records import SUMMARY
-
-
-def test_last_without_an_intact_checkpoint_is_refused(tmp_path):
-    run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 8)).die()
-    last = folder(tmp_path, "gpt") / "checkpoints/last.ckpt"
-    last.write_bytes(last.read_bytes()[:-1])
-    child = run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path)
-    child.refuse("--ckpt_path needs an undamaged checkpoint below 'runs/copy_gpt', but there is none")
-    assert last.exists()
-
 
 AVERAGING = "[{class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {decay: %s}}]"
 
@@ -77,6 +65,44 @@ def test_a_finished_run_is_refused_with_advice(stopped, max_steps, advice, tmp_p
     (tmp_path / "summary.json").write_text(json.dumps(SUMMARY | {"steps": 500, "stopped_early": stopped}))
     with pytest.raises(UserError, match=f"has finished; {advice}"):
         find_run(str(tmp_path), tmp_path.parent, max_steps)
+
+
+def write_runs(folder, *summaries):
+    """Write runs with a checkpoint of step 5 and a summary, unless it is None; the last one is the newest."""
+    hyper_parameters = {"network": {"class_path": "none", "init_args": {}}}
+    saved = {"format_version": FORMAT, "state_dict": {}, "hyper_parameters": hyper_parameters}
+    for version, summary in enumerate(summaries):
+        write(saved | {"optimizer_states": [], "global_step": 5}, folder / f"version_{version}/checkpoints/last.ckpt")
+        if summary is not None:
+            (folder / f"version_{version}/summary.json").write_text(summary)
+
+
+@pytest.mark.parametrize("steps", [10, 5])
+def test_last_is_the_newest_run_that_has_not_finished(steps, tmp_path):
+    """A finished run is newer than one that was stopped, and one of fewer steps could be extended."""
+    write_runs(tmp_path, None, json.dumps(SUMMARY | {"steps": steps}))
+    resumption = find_run("last", tmp_path, 10)
+    assert (resumption.run.name, resumption.extends) == ("version_0", False)
+
+
+def test_last_without_an_intact_checkpoint_is_refused(tmp_path):
+    write_runs(tmp_path, None)
+    last = tmp_path / "version_0/checkpoints/last.ckpt"
+    last.write_bytes(last.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"--ckpt_path needs an undamaged checkpoint below '.*', but there is none"):
+        find_run("last", tmp_path, 10)
+    assert last.exists()
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"steps": "1"}', "null", "{"])
+def test_a_damaged_summary_does_not_stop_other_runs(content, tmp_path, capsys):
+    write_runs(tmp_path, content, json.dumps(SUMMARY | {"steps": 5}))
+    resumption = find_run("last", tmp_path, 10)
+    assert (resumption.run.name, resumption.extends) == ("version_1", True)
+    message = "version_0/summary.json' must be a file that fit has written"
+    assert message in capsys.readouterr().err
+    with pytest.raises(UserError, match=f"{message}, but is damaged"):
+        find_run(str(tmp_path / "version_0"), tmp_path, 10)
 
 
 def test_data_that_are_not_read_are_not_compared(tmp_path):

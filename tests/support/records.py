@@ -1,7 +1,5 @@
 """Contents of the files of a run, and runs that were never trained."""
 
-from __future__ import annotations
-
 import json
 
 import yaml
