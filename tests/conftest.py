@@ -107,7 +107,7 @@ def command(monkeypatch, capsys, tmp_path):
     """
     monkeypatch.chdir(tmp_path)
 
-    def command(*arguments: object, status: int | None = 0, stdin: bytes | None = None) -> pytest.CaptureResult[str]:
+    def command(*arguments, status=0, stdin=None):
         if stdin is not None:
             monkeypatch.setattr("sys.stdin", TextIOWrapper(BufferedReader(BytesIO(stdin))))
         capsys.readouterr()

@@ -1,7 +1,5 @@
 """What a finished run writes and prints."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -113,10 +111,6 @@ def test_fit_logs_to_csv_and_offline_to_wandb(run_folder):
     assert (run_folder / "config.yaml").is_file()
     (offline,) = (run_folder.parent.parent / "wandb").glob("offline-run-*")
     assert list(offline.glob("*.wandb"))
-
-
-def test_the_saved_config_runs_again(run_folder, command):
-    command("fit", "--config", run_folder / "config.yaml", "--trainer.fast_dev_run=true")
 
 
 def test_test_scores_a_checkpoint(run_folder, checkpoint, tmp_path, command):

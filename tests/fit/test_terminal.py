@@ -1,7 +1,5 @@
 """Commands in a terminal, in a pipe and with other encodings."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

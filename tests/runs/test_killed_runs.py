@@ -110,7 +110,7 @@ def test_two_processes_stop_together_and_resume_bitwise(reference, tmp_path):
     assert_same_run(tmp_path, reference("transformer", start_two), "transformer")
 
 
-@pytest.mark.parametrize("model", NETWORKS)
+@pytest.mark.parametrize("model", MODELS)
 def test_two_repeatedly_killed_processes_resume_bitwise(model, reference, tmp_path):
     statuses = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}
     for number, signum in enumerate([signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGKILL], start=1):

@@ -92,11 +92,7 @@ def test_nan_stops_training_and_earlier_checkpoints_are_kept(model, moment, loss
         assert all(weight.isfinite().all() for weight in content["state_dict"].values())
 
 
-WITHOUT_SANITY_CHECK = "--trainer.num_sanity_val_steps=0"
 KEEPING = "[{class_path: lightning.pytorch.callbacks.ModelCheckpoint, init_args: {monitor: %s}}]"
-
-
-EARLY_STOPPING = {"trainer.callbacks": STOPPING % "val/exact_match"}
 
 
 @pytest.mark.parametrize(
@@ -105,16 +101,11 @@ EARLY_STOPPING = {"trainer.callbacks": STOPPING % "val/exact_match"}
         ([], {"checkpoint.monitor": "val/bleu"}, "checkpoint.monitor must be a metric of the validation"),
         ([], {"checkpoint.mode": "max"}, "checkpoint.mode must be min for val/loss, of which lower values are better"),
         ([], {"trainer.accumulate_grad_batches": 5}, r"val_check_interval must be a multiple of .* \(5\).* 12; try 10"),
-        (
-            [],
-            {"trainer.callbacks": STOPPING % "val/los"},
-            "of EarlyStopping .* 'val/los'; did you mean 'val/loss'",
-        ),
+        ([], {"trainer.callbacks": STOPPING % "val/los"}, "of EarlyStopping .* 'val/los'; did you mean 'val/loss'"),
         ([], {"model.init_args.optimizer.init_args.lr": 1e30}, r"gradients must be finite, but at step \d .*\.lr\)"),
-        ([WITHOUT_SANITY_CHECK], EARLY_STOPPING, "mode of EarlyStopping .* must be max"),
         (["--dry-run"], {"trainer.accumulate_grad_batches": 5}, "val_check_interval must be a multiple"),
         (["--dry-run"], {"trainer.callbacks": STOPPING % "val/los"}, "did you mean 'val/loss'?"),
-        (["--dry-run"], EARLY_STOPPING, "mode of EarlyStopping .* must be max"),
+        (["--dry-run"], {"trainer.callbacks": STOPPING % "val/exact_match"}, "mode of EarlyStopping .* must be max"),
         (["--dry-run"], {"trainer.callbacks": KEEPING % "val/exact_match"}, "mode of ModelCheckpoint .* must be max"),
         (["--dry-run"], {"trainer.max_steps": -1}, "trainer.max_steps must be at least 1"),
     ],
@@ -127,10 +118,15 @@ def test_a_mistake_found_while_training_leaves_no_empty_folder(options, setting,
     assert not (tmp_path / "runs/tensorboard").exists()
 
 
-def test_an_unknown_metric_of_the_training_is_reported_in_one_line(tmp_path):
-    """The names of training metrics are not known before the first step."""
-    setting = {"trainer.callbacks": STOPPING % "train/los"}
-    run(*fit("gpt", "--skip-test", **setting), cwd=tmp_path).refuse("metric `train/los` which is not available")
+@pytest.mark.parametrize(
+    ("option", "metric", "message"),
+    [
+        ("--trainer.num_sanity_val_steps=0", "val/exact_match", "mode of EarlyStopping .* must be max"),
+        ("--skip-test", "train/los", "metric `train/los` which is not available"),
+    ],
+)
+def test_a_metric_that_is_unknown_before_the_first_step_is_checked_later(option, metric, message, tmp_path):
+    run(*fit("gpt", option, **{"trainer.callbacks": STOPPING % metric}), cwd=tmp_path).refuse(message)
 
 
 def test_a_run_without_a_logger_writes_nothing(tmp_path):

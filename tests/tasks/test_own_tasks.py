@@ -1,7 +1,5 @@
 """The task of the guide to own tasks, which defines only the required members, and the class of a checkpoint."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter, defaultdict

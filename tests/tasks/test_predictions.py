@@ -1,7 +1,5 @@
 """Predictions of all tasks by the command `generate`."""
 
-from __future__ import annotations
-
 import math
 import unicodedata
 
@@ -55,11 +53,12 @@ def encoded(checkpoint, text):
 def test_nfc_and_nfd_inputs_have_the_same_outputs(task, trained, tmp_path, command):
     inputs = "schl\u00e4ft \ud55c" + task.startswith("masked") * "[MASK]"
     checkpoint, results = trained / "checkpoints/best.ckpt", []
+    options = ["--max-tokens=5"] if task.startswith("text") else []
     for form in ("NFC", "NFD"):
         text = unicodedata.normalize(form, inputs)
         (tmp_path / form).write_text(f"{text}\n")
         for arguments in ([text], ["--input", tmp_path / form]):
-            results.append((command("generate", checkpoint, *arguments), encoded(checkpoint, text)))
+            results.append((command("generate", checkpoint, *arguments, *options), encoded(checkpoint, text)))
     assert results[1:] == results[:1] * 3
 
 
