@@ -58,22 +58,25 @@ def test_gradients_are_the_mean_over_tokens_for_any_accumulation(model):
         torch.testing.assert_close(cut, right, atol=1e-12, rtol=1e-10)
 
 
+class Losses(Callback):
+    """Callback that records the loss of each step."""
+
+    def __init__(self):
+        self.values = []
+
+    def on_train_batch_end(self, trainer, *_):
+        self.values.append(trainer.callback_metrics["train/loss"].item())
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_bf16_mixed_trains_on_a_cpu(model):
-    data = small_copy(train_size=1600, batch_size=16)
+    data, losses = small_copy(train_size=1600, batch_size=16), Losses()
     torch.manual_seed(0)
     module = make_module(data, model, optimizer=partial(AdamW, lr=1e-2))
-    trainer = make_trainer(precision="bf16-mixed", max_steps=100, gradient_clip_val=1.0, limit_val_batches=None)
-    losses = []
-
-    class Losses(Callback):
-        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            losses.append(outputs["loss"].item() / (batch.target_out != PAD).sum().item())
-
-    trainer.callbacks.append(Losses())
-    trainer.fit(module, data)
-    assert all(map(math.isfinite, losses))
-    assert sum(losses[-5:]) < 0.92 * sum(losses[:5])
+    settings = {"max_steps": 100, "gradient_clip_val": 1.0, "limit_val_batches": None, "log_every_n_steps": 1}
+    make_trainer(precision="bf16-mixed", callbacks=[losses], **settings).fit(module, data)
+    assert all(map(math.isfinite, losses.values))
+    assert sum(losses.values[-5:]) < 0.92 * sum(losses.values[:5])
     assert all(parameter.dtype == torch.float32 for parameter in module.parameters())
 
 
@@ -176,16 +179,6 @@ def test_pretrained_weights_are_loaded_by_a_new_run_only(monkeypatch, tmp_path):
     other = make_module(data, lr_schedule=schedule)
     make_trainer(max_steps=3).fit(other, data, ckpt_path=tmp_path / "two.ckpt", weights_only=True)
     assert calls == [module]
-
-
-class Losses(Callback):
-    """Callback that records the loss of each step."""
-
-    def __init__(self):
-        self.values = []
-
-    def on_train_batch_end(self, trainer, *_):
-        self.values.append(trainer.callback_metrics["train/loss"].item())
 
 
 def test_the_progress_bar_shows_the_loss_of_each_step(monkeypatch, capsys):

@@ -1,60 +1,15 @@
 """Runs with other settings of the trainer."""
 
-import re
 from pathlib import Path
 
 import pytest
 
 from lightning_tfm.checkpoint import read
 from lightning_tfm.runs.record import Run
-from support.experiments import COPY, NETWORKS, STOPPING, fit, folder, write_task
-from support.processes import EXPERIMENTS, run, start, start_two
+from support.experiments import NETWORKS, STOPPING, fit, folder, write_task
+from support.processes import run
 
 pytestmark = pytest.mark.run
-
-
-@pytest.mark.parametrize(
-    ("model", "begin", "options"),
-    [
-        ("transformer", start, ["--trainer.precision=bf16-mixed"]),
-        ("gpt", start_two, []),
-        ("attention_lstm", start, ["--trainer.precision=bf16-mixed"]),
-    ],
-)
-def test_experiments_train_and_generate_in_half_precision_or_with_two_processes(model, begin, options, tmp_path):
-    sizes = ["--data.init_args.train_size=600", "--data.init_args.val_size=51", "--data.init_args.test_size=51"]
-    sizes += ["--data.init_args.longer_size=51", "--data.init_args.batch_size=15", "--trainer.max_steps=20"]
-    begin("fit", "--config", EXPERIMENTS / f"copy_{model}.yaml", *sizes, *options, cwd=tmp_path).finish()
-    (run_folder,) = (tmp_path / f"runs/copy_{model}").iterdir()
-    summary = Run(run_folder).summary
-    assert {"exact_match", "longer/exact_match", "x10/exact_match"} <= set(summary.test)
-    assert summary.samples_per_second * summary.train_seconds == pytest.approx(20 * 15, rel=0.1)
-    assert read(run_folder / "checkpoints/last.ckpt")["global_step"] == 20
-
-    longest = "1 " * 140
-    lines = ["3 1 2", "", longest + longest, longest]
-    child = run("generate", run_folder / "checkpoints/best.ckpt", "--beam-size", "2", *lines, cwd=tmp_path)
-    assert child.wait() == 1
-    assert len(child.out.read_text().splitlines()) == 4
-    empty, *notes = child.err.read_text().splitlines()
-    assert empty == "lightning-tfm: line 2: the text is empty"
-    assert "lightning-tfm: line 4: it has 140 tokens, more than any training text (14)" in notes
-    too_long = [note for note in notes if "more than any training text" not in note]
-    if model == "attention_lstm":  # it has no maximal number of positions
-        assert not too_long
-    else:
-        assert len(too_long) == 1
-        assert re.match(r"lightning-tfm: line 3: .* 281 .*max_length", too_long[0])
-
-
-def test_a_run_without_validation_is_tested_at_its_end(monkeypatch, tmp_path, command):
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    sizes = ["--data.init_args.train_size=600", "--data.init_args.val_size=20", "--data.init_args.test_size=30"]
-    settings = [*sizes, "--data.init_args.longer_size=30", "--trainer.limit_val_batches=0", "--trainer.max_steps=5"]
-    command("fit", "--config", COPY, *settings)
-    trained = Run(tmp_path / "runs/copy_transformer/version_0")
-    assert "exact_match" in trained.summary.test
-    assert read(trained.checkpoint_folder / Run.LAST)["global_step"] == 5
 
 
 @pytest.mark.parametrize(

@@ -64,14 +64,9 @@ NETWORK = "model: {class_path: lightning_tfm.tasks.Seq2SeqModule, init_args: {ne
 LOGGER = "{class_path: lightning_tfm.loggers.WandbLogger, init_args: {experiment: {class_path: planted.Evil}}}"
 NAMED = {
     "data": "data: planted.Evil",
-    "data.class_path": "data: {class_path: planted.Evil}",
     "model": "model: planted.Evil",
     "network": NETWORK % "planted.Evil",
-    "network.class_path": NETWORK % "{class_path: planted.Evil}",
-    "a callback": "trainer: {callbacks: [{class_path: planted.Evil}]}",
-    "a logger": "trainer: {logger: [{class_path: planted.Evil}]}",
     "a function": "trainer: {callbacks: [{class_path: os.system}]}",
-    "a plugin": "trainer: {plugins: [{class_path: planted.Evil}]}",
     "an argument": "trainer: {max_steps: {class_path: planted.Evil}}",
     "an argument of any type": f"trainer: {{logger: [{LOGGER}]}}",
     "the text of an error as a value": "trainer: {max_steps: \"module 'planted' has no attribute 'x'\"}",

@@ -55,11 +55,3 @@ def write_run(folder, config=None, summary=None, start=None, predictions=()):
     if predictions:
         run.write_predictions([PREDICTION | prediction for prediction in predictions])
     return run
-
-
-def lines_of(folder):
-    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
-
-
-def metrics_of(folder):
-    return json.loads((folder / "summary.json").read_text())

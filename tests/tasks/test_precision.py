@@ -17,7 +17,6 @@ from lightning_tfm.checkpoint import read
 from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
 from lightning_tfm.data import Batch
 from lightning_tfm.layers.attention import MAX_UNFUSED_KEYS, scaled_dot_product_attention
-from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, EncoderClassifier, MaskedEncoder
 from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tasks import Classifier, LanguageModel, MaskedLanguageModel, Seq2SeqModule, seq2seq
@@ -297,12 +296,6 @@ def test_exact_sums_do_not_depend_on_the_order():
     assert exact_sum(values[:, 0]).equal(total[0])
     for value in (math.nan, math.inf):
         assert not exact_sum(torch.tensor([1.0, value, -math.inf])).isfinite()
-
-
-def test_label_smoothing_is_off_by_default():
-    logits, target = torch.randn(2, 3, 7), torch.randint(3, 7, (2, 3))
-    assert token_nll(logits, target).equal(token_nll(logits, target, 0.0))
-    assert not token_nll(logits, target).equal(token_nll(logits, target, 0.1))
 
 
 @pytest.mark.parametrize(

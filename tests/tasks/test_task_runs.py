@@ -11,7 +11,6 @@ from support.corpora import write_lines
 from support.equality import assert_same_files, contents
 from support.experiments import new_folders, write_task
 from support.processes import run
-from support.records import lines_of, metrics_of
 
 pytestmark = pytest.mark.run
 
@@ -32,22 +31,22 @@ def test_a_checkpoint_is_tested_in_a_folder_of_its_own(task, trained, tmp_path):
         child = run(command, trained / "checkpoints/best.ckpt", cwd=tmp_path).finish()
         printed = child.out.read_text()
         folder = max(tmp_path.glob(f"runs/{task}/{command}_*"))
-        summary = metrics_of(folder)
-        assert summary["checkpoint"] == str(trained / "checkpoints/best.ckpt")
-        for name, value in summary[split].items():
+        summary = Run(folder).summary
+        assert summary.checkpoint == str(trained / "checkpoints/best.ckpt")
+        for name, value in getattr(summary, split).items():
             assert re.search(rf"^ *{name} +{value:.4f} *$", printed, re.MULTILINE)
-        for name, signature in summary.get("signatures", {}).items():
+        for name, signature in summary.signatures.items():
             assert f"{name}: {signature}\n" in printed
         assert f"The results are saved in {folder.relative_to(tmp_path)}.\n" in printed
         (start,) = Run(folder).starts
-        assert start["checkpoint"] == summary["checkpoint"]
-        assert (start["step"], start["changed_settings"]) == (summary["steps"], {})
+        assert start["checkpoint"] == summary.checkpoint
+        assert (start["step"], start["changed_settings"]) == (summary.steps, {})
         if command == "test":
-            assert summary["test"] == metrics_of(trained)["test"]
+            assert summary.test == Run(trained).summary.test
             if (trained / "predictions.jsonl").exists():
                 assert (folder / "predictions.jsonl").read_bytes() == (trained / "predictions.jsonl").read_bytes()
         elif (trained / "predictions.jsonl").exists():
-            assert {line["split"] for line in lines_of(folder)} == {"val"}
+            assert {line["split"] for line in Run(folder).predictions} == {"val"}
     assert {path.name for path in tmp_path.glob(f"runs/{task}/*")} == {"test_0", "validate_0", "test_1"}
     assert contents(trained) == before
     child = run("runs", cwd=tmp_path)
@@ -84,7 +83,7 @@ def test_averaged_weights_are_validated_tested_and_resumed(tmp_path):
     last = read(folders[0] / "checkpoints/last.ckpt")
     assert any(not weight.equal(last["current_model_state"][name]) for name, weight in last["state_dict"].items())
     child = run("test", "--config", path, "--ckpt_path", folders[0] / "checkpoints/best.ckpt", cwd=tmp_path).finish()
-    accuracy = metrics_of(folders[0])["test"]["accuracy"]
+    accuracy = Run(folders[0]).summary.test["accuracy"]
     printed = float(re.search(r"^ *accuracy +([\d.]+)", child.out.read_text(), re.MULTILINE)[1])
     assert printed == pytest.approx(accuracy, abs=1e-4), "the average is tested"
 
