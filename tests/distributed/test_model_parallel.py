@@ -178,7 +178,7 @@ SHORT = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
     ("starts", "settings"),
     [
         ([LAYOUTS[name] for name in CIRCUIT], {}),
-        ([LAYOUTS[name] for name in CIRCUIT], MUON),
+        pytest.param([LAYOUTS[name] for name in CIRCUIT], MUON, marks=pytest.mark.soak),
         (SHARDED, AVERAGED),
     ],
     ids=["AdamW", "Muon", "sharded checkpoints"],
