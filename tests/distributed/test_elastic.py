@@ -64,14 +64,14 @@ OPTIMIZERS = {"AdamW": {}, "Muon": AVERAGED | CLIPPED | ACCUMULATED | MUON}
 """Settings of the runs that are killed, by name of the optimizer."""
 
 
-OFTEN = [("gpt", "AdamW"), ("gpt", "Muon"), ("attention_lstm", "Muon")]
+IN_TEST_ALL = [("gpt", "AdamW"), ("gpt", "Muon"), ("attention_lstm", "Muon")]
 """Killed runs of `make test-all`; the others are in `make test-soak`."""
 
 
 @pytest.mark.parametrize(
     ("model", "optimizer"),
     [
-        pytest.param(model, optimizer, marks=() if (model, optimizer) in OFTEN else pytest.mark.soak)
+        pytest.param(model, optimizer, marks=() if (model, optimizer) in IN_TEST_ALL else pytest.mark.soak)
         for model in (*NETWORKS, "text_gpt")
         for optimizer in OPTIMIZERS
     ],

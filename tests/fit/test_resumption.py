@@ -1,4 +1,4 @@
-"""Resumptions that are refused before the training."""
+"""Which run is resumed, and resumptions that are refused before the training."""
 
 import json
 import os
