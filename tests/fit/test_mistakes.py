@@ -18,7 +18,7 @@ from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
 from lightning_tfm.errors import UserError
 from lightning_tfm.fit.cli import TfmCLI
 from support.experiments import COPY, DATE, fit
-from support.processes import EXPERIMENTS, in_process, run
+from support.processes import EXPERIMENTS, run
 
 
 @pytest.fixture
@@ -316,13 +316,10 @@ def test_an_inconsistent_checkpoint_is_refused(checkpoint, mistake):
         (["trainer.limit_val_batches=0.001", "dry-run"], r"limit_val_batches must leave at least one of \d+ batch"),
     ],
 )
-def test_a_mistake_found_by_torch_or_lightning_is_one_line(options, message, monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-    options = [
-        f"--{option}" for option in (*options, "trust-package=lightning.pytorch.callbacks", "data.train_size=100")
-    ]
-    assert in_process(monkeypatch, "fit", "copy_gpt", *options) == 2
-    assert re.search(message, capsys.readouterr().err.splitlines()[-1])
+def test_a_mistake_found_by_torch_or_lightning_is_one_line(options, message, tmp_path, command):
+    options = (*options, "trust-package=lightning.pytorch.callbacks", "data.train_size=100")
+    error = command("fit", "copy_gpt", *(f"--{option}" for option in options), status=2).err
+    assert re.search(message, error.splitlines()[-1])
     assert not list(tmp_path.iterdir())
 
 
