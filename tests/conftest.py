@@ -1,7 +1,5 @@
 """Fixtures shared by all tests."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil
@@ -14,13 +12,13 @@ import pytest
 import torch
 import wandb
 
-from lightning_tfm.data import GeneratedDataModule
+from lightning_tfm.data import GeneratedDataModule, stable_hash
 from lightning_tfm.networks import Network
 from lightning_tfm.tokenization import BOS, EOS, PAD
 from support.data import DATA
 from support.experiments import fit, made_once, train_on_dates
 from support.networks import NETWORKS, VOCAB_SIZE, randomize
-from support.processes import in_process, run
+from support.processes import in_process, start
 
 # child processes inherit ignored signals: those of a job in the background, or of nohup
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -73,13 +71,13 @@ def new_wandb():
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory):
-    """Return a function that trains an undisturbed run of a model, once per session."""
+    """Return a function that makes an undisturbed run, once per session for all tests with equal settings."""
 
-    def reference(model):
+    def reference(model, begin=start, **settings):
         def train(cwd):
-            run(*fit(model), cwd=cwd).finish()
+            begin(*fit(model, **settings), cwd=cwd).finish()
 
-        return made_once(model, train, tmp_path_factory)
+        return made_once(f"{model}_{stable_hash(f'{begin.__name__} {settings}')}", train, tmp_path_factory)
 
     return reference
 
@@ -109,7 +107,7 @@ def command(monkeypatch, capsys, tmp_path):
     """
     monkeypatch.chdir(tmp_path)
 
-    def command(*arguments: object, status: int | None = 0, stdin: bytes | None = None) -> pytest.CaptureResult[str]:
+    def command(*arguments, status=0, stdin=None):
         if stdin is not None:
             monkeypatch.setattr("sys.stdin", TextIOWrapper(BufferedReader(BytesIO(stdin))))
         capsys.readouterr()

@@ -1,7 +1,5 @@
 """Speed, operations and memory of the training."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """The file of a checkpoint: written, read and damaged."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import random

@@ -1,7 +1,5 @@
 """Averaged weights: of the steps of a run, and of checkpoints."""
 
-from __future__ import annotations
-
 import re
 from copy import deepcopy
 
@@ -12,33 +10,8 @@ from torch import nn
 from lightning_tfm.checkpoint import averaging, read
 from lightning_tfm.checkpoint.averaging import average_checkpoints
 from support.equality import equal
-from support.experiments import trained_run, write_task
+from support.experiments import trained_run
 from support.processes import run
-
-
-def test_the_average_equals_its_definition(tmp_path):
-    """The average covers about a third of the steps at first, and uses the configured decay from the fourth step."""
-    path = write_task("reviews_classifier", tmp_path)
-    option = "--trainer.callbacks+={class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {decay: 0.45}}"
-    expected = None
-    for steps in range(1, 5):  # killed with equal max_steps, on which the schedule depends
-        cwd = tmp_path / str(steps)
-        cwd.mkdir()
-        child = run(
-            "fit", "--config", path, option, "--trainer.max_steps=4", "--checkpoint.every_n_train_steps=1",
-            cwd=cwd, fault=("before an update of the weights", steps + 1),
-        )  # fmt: skip
-        assert child.wait() in (0, -9)
-        last = read(cwd / "runs/reviews_classifier/version_0/checkpoints/last.ckpt")
-        assert last["global_step"] == steps
-        trained = last["current_model_state"]
-        if expected is None:
-            expected = {name: weight.double() for name, weight in trained.items()}
-        else:
-            share = {2: 3 / 4, 3: 3 / 5, 4: 0.55}[steps]
-            expected = {name: (1 - share) * mean + share * trained[name].double() for name, mean in expected.items()}
-        for name, mean in expected.items():
-            torch.testing.assert_close(last["state_dict"][name].double(), mean, rtol=1e-4, atol=1e-6)
 
 
 def test_checkpoints_are_averaged(tmp_path_factory, tmp_path, command):

@@ -1,7 +1,5 @@
 """Checkpoints with valid checksums and crafted contents."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -249,16 +247,13 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("case", CONFIGS)
-def test_a_crafted_configuration_in_a_checkpoint_is_refused(case, crafted, tmp_path):
-    write(placed(crafted, CONFIGS[case], "experiment", "config"), tmp_path / "a.ckpt")
-    with pytest.raises(UserError, match="must hold the configuration of its experiment, but it is damaged"):
-        with_options(["test", str(tmp_path / "a.ckpt")], tmp_path)
-
-
-@pytest.mark.parametrize("name", ["a\0b", "x" * 300, "\udcff"])
-def test_a_crafted_name_in_a_checkpoint_is_refused(name, crafted, tmp_path):
-    write(placed(crafted, name, "experiment", "name"), tmp_path / "a.ckpt")
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [*(("config", config) for config in CONFIGS.values()), *(("name", name) for name in ("a\0b", "x" * 300, "\udcff"))],
+    ids=[*CONFIGS, "a null character", "too long a name", "a name that UTF-8 cannot encode"],
+)
+def test_a_crafted_experiment_in_a_checkpoint_is_refused(key, value, crafted, tmp_path):
+    write(placed(crafted, value, "experiment", key), tmp_path / "a.ckpt")
     with pytest.raises(UserError, match="must hold the configuration of its experiment, but it is damaged"):
         with_options(["test", str(tmp_path / "a.ckpt")], tmp_path)
 

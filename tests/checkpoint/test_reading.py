@@ -1,7 +1,5 @@
 """A command reads and hashes a checkpoint once."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from pathlib import Path

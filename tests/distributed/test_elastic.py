@@ -1,16 +1,17 @@
 """Elastic determinism: the same results, bit for bit, for any number of processes."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 from importlib.metadata import version
 
 import pytest
 
-from support.equality import assert_same_files, assert_same_run
+from lightning_tfm.errors import UserError
+from lightning_tfm.tasks import checks
+from lightning_tfm.tasks import settings as shared_settings
+from support.equality import assert_same_run
 from support.experiments import AVERAGED, MUON, NETWORKS, STOPPING, TASKS, fit, folder, new_folders, write_task
-from support.processes import TWO_PROCESSES, ranks, run, start, start_elastic, start_two
+from support.processes import TWO_PROCESSES, ranks, run, start, start_elastic
 
 pytestmark = pytest.mark.run
 
@@ -20,33 +21,33 @@ ACCUMULATED = {"trainer.accumulate_grad_batches": 2}
 
 
 VARIANTS = {
-    **{model: (model, {}) for model in NETWORKS},
+    **{model: (model, {}) for model in (*NETWORKS, *TASKS)},
     "accumulated": ("gpt", {"trainer.accumulate_grad_batches": 3}),
     "bfloat16": ("transformer", {"trainer.precision": "bf16-mixed"}),
 }
 
 
+def arguments_of(model, cwd, *options, **settings):
+    """Return the arguments of a run of a network, or of a task, whose data are written."""
+    if model in NETWORKS:
+        return fit(model, *options, **settings)
+    settings = {"data.batch_size": 20} | settings
+    return ("fit", "--config", write_task(model, cwd), *(f"--{name}={settings[name]}" for name in settings), *options)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_run_is_the_same_for_any_number_of_processes(variant, tmp_path):
     model, settings = VARIANTS[variant]
-    one, *others = new_folders(tmp_path, "1", "2", "4")
+    arguments = arguments_of(model, tmp_path, **settings)
+    one, *others = new_folders(tmp_path, *("124" if model in NETWORKS else "12"))
     for cwd in (one, *others):
-        start_elastic(int(cwd.name), *fit(model, **settings), cwd=cwd).finish()
+        start_elastic(int(cwd.name), *arguments, cwd=cwd).finish()
     for cwd in others:
         assert_same_run(cwd, one, model, same_processes=False)
-        for name in ("predictions.jsonl", "attention/examples.json"):
-            actual, expected = (folder(run, model) / name for run in (cwd, one))
-            assert actual.read_bytes() == expected.read_bytes()
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_a_task_is_the_same_for_any_number_of_processes(task, tmp_path):
-    path = write_task(task, tmp_path)
-    one, *others = new_folders(tmp_path, "1", "2", "4")
-    for cwd in (one, *others):
-        start_elastic(int(cwd.name), "fit", "--config", path, "--data.batch_size=20", cwd=cwd).finish()
-    for cwd in others:
-        assert_same_files(*(run / f"runs/{task}/version_0" for run in (cwd, one)), same_processes=False)
+        for path in (folder(one, model) / name for name in ("predictions.jsonl", "attention/examples.json")):
+            if model in NETWORKS or path.exists():
+                actual = folder(cwd, model) / path.relative_to(folder(one, model))
+                assert actual.read_bytes() == path.read_bytes()
 
 
 KILLED = {
@@ -63,10 +64,14 @@ OPTIMIZERS = {"AdamW": {}, "Muon": AVERAGED | CLIPPED | ACCUMULATED | MUON}
 """Settings of the runs that are killed, by name of the optimizer."""
 
 
+IN_TEST_ALL = [("gpt", "AdamW"), ("gpt", "Muon"), ("attention_lstm", "Muon")]
+"""Killed runs of `make test-all`; the others are in `make test-soak`."""
+
+
 @pytest.mark.parametrize(
     ("model", "optimizer"),
     [
-        pytest.param(model, optimizer, marks=pytest.mark.soak if model in ("transformer", "text_gpt") else ())
+        pytest.param(model, optimizer, marks=() if (model, optimizer) in IN_TEST_ALL else pytest.mark.soak)
         for model in (*NETWORKS, "text_gpt")
         for optimizer in OPTIMIZERS
     ],
@@ -75,13 +80,8 @@ def test_a_killed_run_resumes_bitwise_on_another_number_of_processes(model, opti
     """Kill a run of two processes, with dropout, at four moments, and resume it on one, two or four."""
     whole, killed = new_folders(tmp_path, "whole", "killed")
     settings = OPTIMIZERS[optimizer] | {"trainer.max_steps": 120}
-    moments = list(KILLED)
-    if model in TASKS:
-        arguments = ["fit", "--config", write_task(model, tmp_path), "--data.batch_size=20"]
-        arguments += [f"--{name}={value}" for name, value in settings.items()] + ["--ckpt_path=last"]
-        moments.remove("in a training step")  # of another module
-    else:
-        arguments = fit(model, "--ckpt_path=last", **settings)
+    arguments = arguments_of(model, tmp_path, "--ckpt_path=last", **settings)
+    moments = [moment for moment in KILLED if model in NETWORKS or moment != "in a training step"]  # of another module
     start_elastic(2, *arguments, cwd=whole).finish()
     draw = random.Random(f"{model} {settings}")
     for kill, moment in enumerate(draw.sample(moments, 4)):
@@ -105,17 +105,29 @@ def test_a_run_keeps_its_number_of_micro_batches(tmp_path):
 
 def test_a_message_names_what_else_the_bits_depend_on(tmp_path):
     arguments = fit("gpt", "--ckpt_path=last")
-    for number, threads, message in (
-        (2, 1, ""),
-        (1, 1, ""),
-        (1, 2, "resumed with other threads (2, was 1): results may"),
-    ):
+    for number, threads, message in ((2, 1, ""), (1, 1, ""), (1, 2, "other threads (2, was 1): results may")):
         fault = ("before an update of the weights", 20)
         child = start_elastic(number, *arguments, cwd=tmp_path, num_threads=threads, fault=fault)
         assert child.wait() == -9
         printed = child.err.read_text()
         assert message in printed
         assert ("resumed with other" in printed) is bool(message)
+
+
+@pytest.fixture
+def rank_1(monkeypatch, command):
+    """Start a run as rank 0, and return a function that starts it as rank 1, with options, and returns its error."""
+    gathered = []
+
+    def all_gather_list(values):
+        gathered.extend(values)
+        if len(gathered) == 1:
+            raise UserError("rank 0 waits")
+        return gathered
+
+    monkeypatch.setattr(checks, "all_gather_list", all_gather_list)
+    command(*fit("gpt"), status=2)
+    return lambda *options: command(*fit("gpt", *options), status=2).err
 
 
 @pytest.mark.parametrize(
@@ -131,26 +143,14 @@ def test_a_message_names_what_else_the_bits_depend_on(tmp_path):
         (f"--trainer.callbacks={STOPPING % 'val/loss'}", 'but rank 0 has [] and rank 1 has ["EarlyStopping{'),
     ],
 )
-def test_processes_with_different_settings_are_refused(option, message, tmp_path):
-    arguments = [fit("gpt", *TWO_PROCESSES), fit("gpt", *TWO_PROCESSES, option)]
-    for child in [start(*options, cwd=tmp_path, **rank) for options, rank in zip(arguments, ranks(), strict=True)]:
-        child.refuse(message)
+def test_processes_with_different_settings_are_refused(option, message, rank_1):
+    assert message in rank_1(option)
 
 
-@pytest.mark.parametrize("package", ["lightning_tfm", "lightning", "torch"])
-def test_processes_with_different_versions_are_refused(package, tmp_path):
-    (tmp_path / "older.py").write_text(
-        "from lightning import Callback\n"
-        "from lightning_tfm.tasks import settings\n"
-        "class Older(Callback):\n"
-        "    def __init__(self, package: str) -> None:\n"
-        "        version = settings.version\n"
-        "        settings.version = lambda name: '0.0.1' if name == package else version(name)\n"
-    )
-    option = f"--trainer.callbacks+={{class_path: older.Older, init_args: {{package: {package}}}}}"
-    arguments = [fit("gpt", *TWO_PROCESSES), fit("gpt", *TWO_PROCESSES, "--trust-package=older", option)]
-    for child in [start(*options, cwd=tmp_path, **rank) for options, rank in zip(arguments, ranks(), strict=True)]:
-        child.refuse(f"the same version of {package}, but rank 0 has {version(package)} and rank 1 has 0.0.1")
+@pytest.mark.parametrize("package", shared_settings.PACKAGES)
+def test_processes_with_different_versions_are_refused(package, rank_1, monkeypatch):
+    monkeypatch.setattr(shared_settings, "version", lambda name: "0.0.1" if name == package else version(name))
+    assert f"the same version of {package}, but rank 0 has {version(package)} and rank 1 has 0.0.1" in rank_1()
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "{class_path: lightning_tfm.distributed.strategies.ModelParallel}"])
@@ -161,24 +161,6 @@ def test_a_process_without_the_checkpoint_of_the_others_is_refused(strategy, tmp
     resumed = fit("gpt", *TWO_PROCESSES, f"--trainer.strategy={strategy}", "--ckpt_path=last")
     for child in [start(*resumed, cwd=cwd, **rank) for cwd, rank in zip(folders, ranks(), strict=True)]:
         child.refuse("the same step to resume, but rank 0 has 12 and rank 1 has None")
-
-
-@pytest.mark.parametrize(
-    "begin",
-    [start_two, partial(start_two, strategy="auto"), partial(start_elastic, 2)],
-    ids=["ddp", "no strategy", "elastic"],
-)
-def test_processes_wait_for_minutes(begin, tmp_path):
-    """A process that is stopped, but not dead, does not keep the others for half an hour."""
-    (tmp_path / "limit.py").write_text(
-        "from lightning import Callback\n"
-        "class Limit(Callback):\n"
-        "    def on_train_start(self, trainer, pl_module):\n"
-        "        print('timeout', trainer.strategy._timeout, trainer.strategy.world_size)\n"
-    )
-    options = ["--trust-package=limit", "--trainer.callbacks+=limit.Limit", "--trainer.max_steps=1"]
-    child = begin(*fit("gpt", *options), cwd=tmp_path).finish()
-    assert "timeout 0:10:00 2\n" in child.out.read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Gradients of several processes."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Several machines, which are network namespaces joined by a virtual cable, and the loss of their processes."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -25,7 +23,7 @@ from lightning_tfm.distributed import launch
 from lightning_tfm.errors import UserError
 from lightning_tfm.runs.record import Run
 from support.equality import assert_same_run
-from support.experiments import fit, folder, new_folders, tiny, wait_for_step
+from support.experiments import fit, folder, made_once, new_folders, tiny, wait_for_step
 from support.processes import (
     ENVIRONMENT,
     EXPERIMENTS,
@@ -59,11 +57,15 @@ class Machine:
     def ip(self, *arguments):
         subprocess.run(["ip", "-netns", self.name, *arguments], check=True)
 
+    def pids(self):
+        """Return the processes of the machine."""
+        listed = subprocess.run(["ip", "netns", "pids", self.name], check=True, capture_output=True, text=True)
+        return [int(pid) for pid in listed.stdout.split()]
+
     def signal(self, signum):
         """Signal all processes of the machine."""
-        listed = subprocess.run(["ip", "netns", "pids", self.name], check=True, capture_output=True, text=True)
-        for pid in listed.stdout.split():
-            os.kill(int(pid), signum)
+        for pid in self.pids():
+            os.kill(pid, signum)
 
 
 @pytest.fixture
@@ -89,17 +91,9 @@ def machines():
 
 def elastic(nodes, devices, **settings):
     """Return the arguments of a run with elastic determinism on several nodes."""
-    options = {
-        "trainer.num_nodes": nodes,
-        "trainer.devices": devices,
-        "trainer.strategy.init_args.num_micro_batches": 4,
-    }
-    return (
-        *fit("gpt", "--trainer.accelerator=cpu", **settings),
-        "--config",
-        EXPERIMENTS / "elastic.yaml",
-        *(f"--{name}={value}" for name, value in options.items()),
-    )
+    options = {"num_nodes": nodes, "devices": devices, "strategy.init_args.num_micro_batches": 4}
+    options = (f"--trainer.{name}={value}" for name, value in options.items())
+    return fit("gpt", "--trainer.accelerator=cpu", "--config", EXPERIMENTS / "elastic.yaml", *options, **settings)
 
 
 def start_nodes(machines, devices, cwd, fault=None, **settings):
@@ -129,16 +123,22 @@ def assert_ended(child, message):
     assert "Traceback" not in printed
 
 
-def test_two_machines_train_as_one_process(machines, tmp_path):
-    alone, together = new_folders(tmp_path, "alone", "together")
-    child = start(*elastic(1, 1), cwd=alone)
-    for rank in (child, *start_nodes(machines, 1, together)):
+LONG = {"trainer.max_steps": 240, "trainer.val_check_interval": 60}
+
+
+@pytest.fixture
+def alone(tmp_path_factory):
+    """Return the folder of a run of one process with elastic determinism."""
+    return made_once("alone", lambda cwd: start(*elastic(1, 1, **LONG), cwd=cwd).finish(), tmp_path_factory)
+
+
+def test_two_machines_train_as_one_process(alone, machines, tmp_path):
+    for rank in start_nodes(machines, 1, tmp_path, **LONG):
         rank.finish()
-    assert_same_run(together, alone, "gpt", same_processes=False)
+    assert_same_run(tmp_path, alone, "gpt", same_processes=False)
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-@pytest.mark.parametrize("fault", ["cut link", "stopped process"])
+@pytest.mark.parametrize(("fault", "lost"), [("cut link", 0), ("stopped process", 0), ("stopped process", 1)])
 def test_a_loss_ends_the_others(fault, lost, machines, tmp_path):
     both = start_nodes(machines, 1, tmp_path, **ENDLESS)
     wait_for_step(5, both[0].process, tmp_path, "gpt")
@@ -346,25 +346,21 @@ def torchrun(machine, host, nodes, cwd, *arguments):
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
-def test_torchrun_goes_on_after_the_loss_of_a_machine(comes_back, machines, tmp_path):
+def test_torchrun_goes_on_after_the_loss_of_a_machine(comes_back, alone, machines, tmp_path):
     """The run goes on from the last checkpoint: alone, or with the machine once it is back."""
-    alone, together = new_folders(tmp_path, "alone", "together")
     first, second = machines
-    nodes = "2" if comes_back else "1:2"
-    arguments = elastic(1, 1, **{"trainer.max_steps": 240, "trainer.val_check_interval": 60})
-    child = start(*arguments, cwd=alone)
-    stays, lost = (torchrun(machine, first, nodes, together, *arguments, "--ckpt_path=last") for machine in machines)
-    wait_for_step(20, stays, together, "gpt")
+    arguments = (first, "2" if comes_back else "1:2", tmp_path, *elastic(1, 1, **LONG), "--ckpt_path=last")
+    stays, lost = (torchrun(machine, *arguments) for machine in machines)
+    wait_for_step(20, stays, tmp_path, "gpt")
     second.signal(signal.SIGKILL)
     lost.wait()
-    others = [torchrun(second, first, nodes, together, *arguments, "--ckpt_path=last")] if comes_back else []
+    others = [torchrun(second, *arguments)] if comes_back else []
     for process, machine in zip((stays, *others), machines, strict=False):
-        assert process.wait(120) == 0, (together / f"stderr_{machine.name}").read_text()
-    child.finish()
-    assert_same_run(together, alone, "gpt", rows_lost=40, same_processes=False)
-    printed = (together / f"stderr_{first.name}").read_text()
+        assert process.wait(120) == 0, (tmp_path / f"stderr_{machine.name}").read_text()
+    assert_same_run(tmp_path, alone, "gpt", rows_lost=40, same_processes=False)
+    printed = (tmp_path / f"stderr_{first.name}").read_text()
     assert re.search("^lightning-tfm: error: lost rank . on", printed, re.MULTILINE)
-    assert [start["processes"] for start in Run(folder(together, "gpt")).starts] == [2, 2 if comes_back else 1]
+    assert [start["processes"] for start in Run(folder(tmp_path, "gpt")).starts] == [2, 2 if comes_back else 1]
 
 
 def test_a_second_machine_joins_a_sweep_and_its_trial_is_taken_up_when_it_is_lost(machines, tmp_path):
@@ -390,8 +386,7 @@ def test_a_second_machine_joins_a_sweep_and_its_trial_is_taken_up_when_it_is_los
 
 def trains(machine, run):
     """Return whether a process of a machine holds the lock of a trial."""
-    listed = subprocess.run(["ip", "netns", "pids", machine.name], check=True, capture_output=True, text=True)
-    links = [link for pid in listed.stdout.split() for link in Path(f"/proc/{pid}/fd").glob("*")]
+    links = [link for pid in machine.pids() for link in Path(f"/proc/{pid}/fd").glob("*")]
     return any(os.path.realpath(link) == str(run.with_suffix(".lock").resolve()) for link in links)
 
 
@@ -409,18 +404,16 @@ exit ${status:-0}
 
 
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_job_of_slurm_is_requeued_and_goes_on(signum, machines, tmp_path):
+def test_a_job_of_slurm_is_requeued_and_goes_on(signum, alone, machines, tmp_path):
     """SLURM itself is replaced by its environment variables, `srun` and `scontrol`; the signal is real.
 
     SIGUSR1 announces the time limit, after which the run requeues the job, and SIGTERM a preemption, after which SLURM
     itself requeues it.
     """
-    alone, together, programs = new_folders(tmp_path, "alone", "together", "programs")
+    together, programs = new_folders(tmp_path, "together", "programs")
     for name, program in (("srun", SRUN), ("scontrol", f'#!/bin/sh\necho "$@" >> {tmp_path}/scontrol\n')):
         (programs / name).write_text(program)
         (programs / name).chmod(0o755)
-    arguments = elastic(1, 1, **{"trainer.max_steps": 240, "trainer.val_check_interval": 60})
-    child = start(*arguments, cwd=alone)
     environment = JOINED | {
         "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "SLURM_JOB_ID": "4242",
@@ -431,7 +424,7 @@ def test_a_job_of_slurm_is_requeued_and_goes_on(signum, machines, tmp_path):
         "SLURM_NTASKS_PER_NODE": "1",
         "MACHINES": machines[0].name.removesuffix("_0"),
     }
-    command = ["bash", str(EXPERIMENTS / "slurm.sbatch"), *map(str, arguments[1:])]
+    command = ["bash", str(EXPERIMENTS / "slurm.sbatch"), *map(str, elastic(1, 1, **LONG)[1:])]
     for status in (128 + signum, 0):
         with open(together / "stderr", "a") as output:
             job = subprocess.Popen(command, cwd=together, env=environment, stdout=output, stderr=output)
@@ -446,6 +439,5 @@ def test_a_job_of_slurm_is_requeued_and_goes_on(signum, machines, tmp_path):
     assert printed.count(f"lightning-tfm: interrupted by {signum.name}, saved after step ") == 2, "on each machine"
     assert printed.count("lightning-tfm: requeued job 4242\n") == (signum == signal.SIGUSR1)
     assert "Traceback" not in printed
-    assert child.wait() == 0, child.err.read_text()
     assert_same_run(together, alone, "gpt", same_processes=False)
     assert [path.name for path in (together / "runs/copy_gpt").iterdir()] == ["version_0"]

@@ -1,7 +1,5 @@
 """FSDP2 and tensor parallelism: a divided network trains as in one process."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from functools import partial
@@ -14,15 +12,7 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.runs.record import Run
 from support.equality import equal
 from support.experiments import AVERAGED, MUON, TASKS, fit, folder, new_folders, write_task
-from support.processes import (
-    EXPERIMENTS,
-    TWO_PROCESSES,
-    ranks,
-    start,
-    start_elastic,
-    start_parallel,
-    start_two,
-)
+from support.processes import EXPERIMENTS, TWO_PROCESSES, ranks, start, start_elastic, start_parallel, start_two
 
 pytestmark = pytest.mark.run
 
@@ -78,14 +68,13 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_run_of_several_processes_equals_one_process(variant, tmp_path):
+def test_a_run_of_several_processes_equals_one_process(variant, reference, tmp_path):
     model, layout, settings = VARIANTS[variant]
-    one, divided = new_folders(tmp_path, "one", "divided")
-    child = start(*fit(model, **UNDIVIDED | settings), cwd=one).finish()
-    first = child.out.read_text().splitlines()[0]
-    child = LAYOUTS[layout](*fit(model, **UNDIVIDED | settings), cwd=divided).finish()
-    assert child.out.read_text().splitlines()[0] == first  # the network, the number of parameters and the device
-    assert_close_runs(folder(divided, model), folder(one, model))
+    one = reference(model, **UNDIVIDED | settings)
+    child = LAYOUTS[layout](*fit(model, **UNDIVIDED | settings), cwd=tmp_path).finish()
+    # the network, the number of parameters and the device
+    assert child.out.read_text().splitlines()[0] == (one / "stdout").read_text().splitlines()[0]
+    assert_close_runs(folder(tmp_path, model), folder(one, model))
 
 
 @pytest.mark.parametrize(
@@ -97,17 +86,16 @@ def test_a_run_of_several_processes_equals_one_process(variant, tmp_path):
         ("attention_lstm", "FSDP2"),
     ],
 )
-def test_a_run_in_mixed_precision_is_close_to_one_process(model, layout, tmp_path):
+def test_a_run_in_mixed_precision_is_close_to_one_process(model, layout, reference, tmp_path):
     settings = UNDIVIDED | {"trainer.precision": "bf16-mixed"} | (TWO_HEADS if model != "attention_lstm" else {})
-    runs = {}
-    for name in ("one process", layout):
-        (cwd,) = new_folders(tmp_path, name)
-        LAYOUTS[name](*fit(model, **settings), cwd=cwd).finish()
-        run = folder(cwd, model)
-        runs[name] = [row["train/loss"] for row in Run(run).metrics() if "train/loss" in row]
-        weights = read(run / "checkpoints/last.ckpt")["state_dict"].values()
+    LAYOUTS[layout](*fit(model, **settings), cwd=tmp_path).finish()
+    losses = []
+    for cwd in (tmp_path, reference(model, **settings)):
+        run = Run(folder(cwd, model))
+        losses.append([row["train/loss"] for row in run.metrics() if "train/loss" in row])
+        weights = read(run.checkpoint_folder / Run.LAST)["state_dict"].values()
         assert {weight.dtype for weight in weights} == {torch.float32}
-    assert runs[layout] == pytest.approx(runs["one process"], rel=1e-3)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -190,25 +178,22 @@ SHORT = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
     ("starts", "settings"),
     [
         ([LAYOUTS[name] for name in CIRCUIT], {}),
-        ([LAYOUTS[name] for name in CIRCUIT], MUON),
+        pytest.param([LAYOUTS[name] for name in CIRCUIT], MUON, marks=pytest.mark.soak),
         (SHARDED, AVERAGED),
     ],
     ids=["AdamW", "Muon", "sharded checkpoints"],
 )
-def test_a_killed_run_resumes_in_any_other_layout(starts, settings, tmp_path):
+def test_a_killed_run_resumes_in_any_other_layout(starts, settings, reference, tmp_path):
     settings = UNDIVIDED | TWO_HEADS | settings | {"trainer.max_steps": 5 * len(starts)}
-    whole, killed = new_folders(tmp_path, "whole", "killed")
-    start(*fit("gpt", **settings), cwd=whole).finish()
+    arguments = fit("gpt", "--ckpt_path=last", **settings)
     for begin in starts[:-1]:
-        fault = ("before an update of the weights", 7)
-        begin(*fit("gpt", "--ckpt_path=last", **settings), cwd=killed, fault=fault).die()
-    starts[-1](*fit("gpt", "--ckpt_path=last", **settings), cwd=killed).finish()
-    assert_close_runs(folder(killed, "gpt"), folder(whole, "gpt"))
+        begin(*arguments, cwd=tmp_path, fault=("before an update of the weights", 7)).die()
+    starts[-1](*arguments, cwd=tmp_path).finish()
+    assert_close_runs(folder(tmp_path, "gpt"), folder(reference("gpt", **settings), "gpt"))
 
 
-def test_a_sharded_checkpoint_is_read_by_all_commands(tmp_path, command):
-    one, divided = new_folders(tmp_path, "one", "divided")
-    start(*fit("gpt", **SHORT), cwd=one).finish()
+def test_a_sharded_checkpoint_is_read_by_all_commands(reference, tmp_path, command):
+    one, (divided,) = reference("gpt", **SHORT), new_folders(tmp_path, "divided")
     start_sharded(4, 2, *fit("gpt", **SHORT), cwd=divided).finish()
     assert_close_runs(folder(divided, "gpt"), folder(one, "gpt"))
     saved = folder(divided, "gpt") / "checkpoints"
@@ -234,15 +219,13 @@ def test_a_sharded_checkpoint_is_read_by_all_commands(tmp_path, command):
 
 def test_a_kill_while_shards_are_written_keeps_the_checkpoint_before(tmp_path):
     arguments = fit("gpt", "--ckpt_path=last", **SHORT)
-    for call_number, call in enumerate((2, 1), start=1):  # the second start resumes at step 5
-        step, fault = 5, ("while shards are written", call)
-        start_sharded(2, 1, *arguments, cwd=tmp_path, fault=fault).die()
+    for number, call in enumerate((2, 1), start=1):  # the second start resumes at step 5
+        start_sharded(2, 1, *arguments, cwd=tmp_path, fault=("while shards are written", call)).die()
         saved = folder(tmp_path, "gpt") / "checkpoints"
-        assert read(saved / "last.ckpt")["global_step"] == step
-        assert len(list(saved.glob("last_step_10*.shards"))) == call_number, "the next one was begun"
+        assert read(saved / "last.ckpt")["global_step"] == 5
+        assert len(list(saved.glob("last_step_10*.shards"))) == number, "the next one was begun"
     start_sharded(2, 1, *arguments, cwd=tmp_path).finish()
-    names = sorted(path.name for path in (folder(tmp_path, "gpt") / "checkpoints").glob("*.shards"))
-    assert names == ["best_step_12.shards", "last_step_12.shards"]
+    assert sorted(path.name for path in saved.glob("*.shards")) == ["best_step_12.shards", "last_step_12.shards"]
 
 
 @pytest.mark.parametrize("faulty_rank", [None, 1], ids=["all processes", "one process"])

@@ -1,7 +1,6 @@
 """Strategies: what they refuse, and the sum of micro-batches."""
 
-from __future__ import annotations
-
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -17,11 +16,14 @@ from lightning.pytorch.strategies import (
     XLAStrategy,
 )
 
+from lightning_tfm.commands.seeds import SettingsCLI
 from lightning_tfm.distributed.parallel import broadcast_weights, check_activation_checkpointing, check_tensor_parallel
 from lightning_tfm.distributed.strategies import Elastic, ModelParallel, add_to_tree
 from lightning_tfm.errors import UserError
+from lightning_tfm.fit.cli import run
 from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Transformer
 from lightning_tfm.tasks.checks import check_limits, check_strategy
+from support.experiments import fit
 from support.processes import CONTEXT, EXPERIMENTS
 
 
@@ -83,6 +85,9 @@ def test_the_overlay_has_the_default_number_of_micro_batches():
     assert overlay["init_args"]["num_micro_batches"] == Elastic().num_micro_batches
 
 
+UNKNOWN = [FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy, XLAStrategy]
+
+
 def random_network(seed):
     torch.manual_seed(seed)
     return GPT(16, d_model=8, num_heads=2, num_layers=1, max_length=8)
@@ -131,6 +136,15 @@ def test_what_reads_all_heads_is_not_divided(network, setting):
         check_tensor_parallel(network, 2)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "auto", "{class_path: lightning_tfm.distributed.strategies.Elastic}"])
+def test_processes_wait_for_minutes(strategy, monkeypatch, tmp_path):
+    """A process that is stopped, but not dead, does not keep the others for half an hour."""
+    monkeypatch.chdir(tmp_path)
+    options = ["--trainer.accelerator=cpu", "--trainer.devices=2", f"--trainer.strategy={strategy}"]
+    cli = run([*map(str, fit("gpt", *options))], SettingsCLI)
+    assert cli.trainer.strategy._timeout == timedelta(minutes=10)
+
+
 def test_gloo_is_refused_on_gpus():
     strategy = ModelParallel(process_group_backend="gloo")
     strategy.accelerator = CUDAAccelerator()
@@ -139,16 +153,17 @@ def test_gloo_is_refused_on_gpus():
         strategy.check_processes(2)
 
 
-@pytest.mark.parametrize("strategy", [FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy, XLAStrategy])
-def test_an_unknown_strategy_is_refused(strategy):
-    with pytest.raises(UserError, match=f"trainer.strategy must be ddp, .* but is {strategy.__name__}$"):
-        check_strategy(object.__new__(strategy))  # some need packages that are not installed
-
-
-@pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_a_strategy_that_copies_the_process_is_refused(method):
-    with pytest.raises(UserError, match=f"must start each process with the command, but ddp_{method} copies"):
-        check_strategy(DDPStrategy(start_method=method))
+@pytest.mark.parametrize(
+    ("strategy", "problem"),
+    [
+        *((cls, f"trainer.strategy must be ddp, .* but is {cls.__name__}$") for cls in UNKNOWN),
+        *((DDPStrategy(start_method=method), f"but ddp_{method} copies") for method in ("spawn", "fork")),
+    ],
+)
+def test_an_unknown_strategy_or_one_that_copies_the_process_is_refused(strategy, problem):
+    with pytest.raises(UserError, match=problem):
+        # some need packages that are not installed
+        check_strategy(object.__new__(strategy) if isinstance(strategy, type) else strategy)
 
 
 @pytest.mark.parametrize("strategy", [DDPStrategy(), SingleDeviceStrategy()])

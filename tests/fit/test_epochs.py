@@ -1,7 +1,5 @@
 """Training for a number of epochs."""
 
-from __future__ import annotations
-
 import pytest
 
 from datamodules import Copy

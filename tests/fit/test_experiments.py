@@ -1,7 +1,5 @@
 """Every experiment of the folder `experiments`."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 

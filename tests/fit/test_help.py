@@ -1,7 +1,5 @@
 """The help of the commands, and their completion in bash."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import subprocess

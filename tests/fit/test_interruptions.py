@@ -1,9 +1,6 @@
 """Signals within the process, and the command that resumes."""
 
-from __future__ import annotations
-
 import signal
-import subprocess
 import threading
 from contextlib import suppress
 
@@ -11,17 +8,9 @@ import pytest
 
 from lightning_tfm import __main__
 from lightning_tfm.callbacks import Checkpoints
-from lightning_tfm.errors import SIGNALS, Interrupted, handle_signals, interrupt, shell_quote
+from lightning_tfm.errors import SIGNALS, Interrupted, handle_signals, interrupt
 from lightning_tfm.fit import cli
-from support.processes import in_process, shell_words
-
-
-@pytest.mark.parametrize("text", ["run\tV;PST", "it's a\ttab \\t", "plain", "two words", "a 'quote' and $HOME"])
-def test_quoted_arguments_can_be_pasted_into_a_shell(text):
-    quoted = shell_quote(text)
-    assert "\t" not in quoted
-    shell = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, text=True, check=True)
-    assert shell.stdout == text
+from support.processes import shell_words
 
 
 def send_at_once(*signums):
@@ -31,7 +20,7 @@ def send_at_once(*signums):
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signums)
 
 
-def test_a_further_signal_does_not_replace_the_first(monkeypatch, capsys):
+def test_a_further_signal_does_not_replace_the_first(monkeypatch, command):
     def interrupted(arguments):
         handle_signals(interrupt)
         try:
@@ -52,10 +41,10 @@ def test_a_further_signal_does_not_replace_the_first(monkeypatch, capsys):
     printed = __main__._print_resume_command
     monkeypatch.setattr(__main__, "_print_resume_command", print_command)
     monkeypatch.setattr(cli, "run", interrupted)
-    assert in_process(monkeypatch, "fit") == 129
-    message, command = capsys.readouterr().err.splitlines()
-    assert message == "lightning-tfm: interrupted by SIGHUP; resume with:"
-    assert command == "  lightning-tfm fit --ckpt_path runs/a"
+    assert command("fit", status=129).err.splitlines() == [
+        "lightning-tfm: interrupted by SIGHUP; resume with:",
+        "  lightning-tfm fit --ckpt_path runs/a",
+    ]
 
 
 def test_training_stops_immediately_only_after_a_second_ctrl_c():
@@ -86,12 +75,12 @@ def test_training_stops_immediately_only_after_a_second_ctrl_c():
 @pytest.mark.parametrize(
     "other", ["plain", "two words", "it's", '"', "a\tb", "a\nb\\n'", "$HOME `ls` *", "\x1b[1m ü", "\udcff"]
 )
-def test_resume_command_is_valid_in_a_shell(other, given, monkeypatch, capsys):
+def test_resume_command_is_valid_in_a_shell(other, given, monkeypatch, command):
     def interrupted(arguments):
         raise Interrupted(signal.SIGTERM, 7, "runs/a b/last.ckpt")
 
     monkeypatch.setattr(cli, "run", interrupted)
-    assert in_process(monkeypatch, "fit", *given, "--config", other, "--trainer.logger", "") == 143
-    *_, command = capsys.readouterr().err.splitlines()
+    *_, resume = command("fit", *given, "--config", other, "--trainer.logger", "", status=143).err.splitlines()
+    assert "\t" not in resume, "a pasted tab would complete a name"
     expected = ["lightning-tfm", "fit", "--config", other, "--trainer.logger", "", "--ckpt_path", "runs/a b/last.ckpt"]
-    assert shell_words(command) == expected
+    assert shell_words(resume) == expected

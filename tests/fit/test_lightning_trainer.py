@@ -1,7 +1,5 @@
 """The package as a library, with the Trainer of Lightning instead of the command line."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import lightning
@@ -37,7 +35,6 @@ from lightning_tfm.callbacks.predictions import SAMPLES
 from lightning_tfm.checkpoint import verify_checksum
 from lightning_tfm.optimizers import AdamW
 from support.corpora import reviews, text_file, write_table
-from support.processes import in_process
 
 SIZES = {"train_size": 200, "val_size": 20, "test_size": 20, "batch_size": 20}
 
@@ -70,9 +67,8 @@ LINES = {"text": "ein", "masked": "ei[MASK]", "classifier": "the film"}
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_checkpoints_of_lightnings_trainer_are_loaded_and_used_by_the_command(name, monkeypatch, tmp_path, capsys):
+def test_checkpoints_of_lightnings_trainer_are_loaded_and_used_by_the_command(name, tmp_path, command):
     cls, make_network, make_data = TASKS[name]
-    monkeypatch.chdir(tmp_path)
     lightning.seed_everything(1)
     data = make_data(tmp_path)
     module = cls.from_data(data, make_network(data), lr_schedule=LRSchedule(warmup_steps=2))
@@ -85,9 +81,7 @@ def test_checkpoints_of_lightnings_trainer_are_loaded_and_used_by_the_command(na
     path = trainer.checkpoint_callback.best_model_path
     assert verify_checksum(path)
     assert lightning_tfm.load(path).predict([line]) == [prediction]
-    capsys.readouterr()
-    assert in_process(monkeypatch, "generate", path, line) == 0
-    assert capsys.readouterr().out.startswith(prediction.text)
+    assert command("generate", path, line).out.startswith(prediction.text)
 
 
 def train(folder, steps=4, path=None, lr=0.001, clip=1.0):
@@ -162,7 +156,7 @@ def test_modules_and_networks_refuse_data_of_another_task(tmp_path):
         ({"min_epochs": 2}, "trainer.min_epochs must not count epochs"),
         ({"check_val_every_n_epoch": 2}, "trainer.check_val_every_n_epoch must not count epochs"),
         ({"reload_dataloaders_every_n_epochs": 1}, "trainer.reload_dataloaders_every_n_epochs must"),
-        ({"callbacks": [StochasticWeightAveraging(0.1, swa_epoch_start=1)]}, "StochasticWeightAveraging"),
+        ({"callbacks": [StochasticWeightAveraging(0.1, swa_epoch_start=1)]}, "StochasticW.*; try .*WeightAveraging"),
         (
             {"check_val_every_n_epoch": None, "callbacks": [EarlyStopping("val/loss", check_on_train_epoch_end=True)]},
             "check_on_train_epoch_end of EarlyStopping must not count epochs",

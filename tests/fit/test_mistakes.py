@@ -1,7 +1,5 @@
 """Mistakes in a YAML file or on the command line, each reported in one line before data are generated."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -21,8 +19,7 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.fit.cli import TfmCLI
 from lightning_tfm.runs.record import Run
 from support.experiments import COPY, DATE, fit
-from support.faults import PLANTED
-from support.processes import EXPERIMENTS, in_process, run
+from support.processes import EXPERIMENTS, run
 
 
 @pytest.fixture
@@ -155,9 +152,17 @@ def test_a_class_has_a_name_and_a_mapping_of_arguments(place, value, yaml_mistak
         ),
         ("trainer: {precision: x}", "trainer.precision must be of type int or one of 'transformer-engine'"),
         ("trainer: {logger: CSVLogger}", "save_dir must be set, but is missing; add it to the init_args of lightning"),
+        ("", "--config must name a YAML file of settings, NAME: VALUE, but 'mistake.yaml' is empty"),
+        ("# trainer:\n", "but 'mistake.yaml' is empty"),
+        ("- trainer\n- data\n", "but 'mistake.yaml' holds ['trainer', 'data']"),
+        ("trainer\n", "but 'mistake.yaml' holds 'trainer'"),
+        ('data: "\\U00ffffff"\n', "but 'mistake.yaml' has an escape above \\U0010ffff; delete it"),
+        ('data: "\\Uffffffff"\n', "but 'mistake.yaml' has an escape above \\U0010ffff; delete it"),
+        (b"data: 3\nname: caf\xe9\n", "a YAML file in UTF-8, but line 2 of 'mistake.yaml' is not; save it in UTF-8"),
+        (b"\xff\xfed\0a\0t\0a\0", "a YAML file in UTF-8, but line 1 of 'mistake.yaml' is not"),
     ],
 )
-def test_a_malformed_section_is_refused(text, message, yaml_mistake):
+def test_a_malformed_section_or_file_is_refused(text, message, yaml_mistake):
     assert message in yaml_mistake(text, "--trainer.max_steps", "3")
 
 
@@ -208,23 +213,6 @@ def test_invalid_yaml_is_reported_with_its_file_and_line(text, mistake):
 def test_the_limits_of_yaml_apply_to_single_settings(setting, value, mistake):
     """The parser reads the value of an option, and a string in a YAML file, as YAML."""
     assert mistake("fit", "--config", COPY, f"--{setting}={value}")
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "--config must name a YAML file of settings, NAME: VALUE, but 'mistake.yaml' is empty"),
-        (b"# trainer:\n", "but 'mistake.yaml' is empty"),
-        (b"- trainer\n- data\n", "but 'mistake.yaml' holds ['trainer', 'data']"),
-        (b"trainer\n", "but 'mistake.yaml' holds 'trainer'"),
-        (b'data: "\\U00ffffff"\n', "but 'mistake.yaml' has an escape above \\U0010ffff; delete it"),
-        (b'data: "\\Uffffffff"\n', "but 'mistake.yaml' has an escape above \\U0010ffff; delete it"),
-        (b"data: 3\nname: caf\xe9\n", "a YAML file in UTF-8, but line 2 of 'mistake.yaml' is not; save it in UTF-8"),
-        (b"\xff\xfed\0a\0t\0a\0", "a YAML file in UTF-8, but line 1 of 'mistake.yaml' is not"),
-    ],
-)
-def test_a_file_without_settings_is_reported(data, message, yaml_mistake):
-    assert message in yaml_mistake(data)
 
 
 def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(mistake, tmp_path):
@@ -316,18 +304,12 @@ def test_an_inconsistent_checkpoint_is_refused(checkpoint, mistake):
     assert "its checksum is wrong or missing" in mistake("generate", "unsummed.ckpt", "3 May")
 
 
-SWA = "{class_path: StochasticWeightAveraging, init_args: {swa_lrs: 0.1}}"
-TIMER = "{class_path: Timer, init_args: {interval: epoch}}"
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["model.network.d_model=1000000"], r"must fit into memory, but \d+ bytes for one tensor do not; lower"),
-        ([f"trainer.callbacks+={SWA}"], "must not contain StochasticWeightAveraging, .*; try .*WeightAveraging"),
         (["trainer.callbacks+=LearningRateFinder"], "must not contain LearningRateFinder, .*; try lightning-tfm sweep"),
         (["trainer.callbacks+=BatchSizeFinder"], "must not contain BatchSizeFinder, .*; try lightning-tfm plan"),
-        ([f"trainer.callbacks+={TIMER}", "dry-run"], "interval of Timer must not count epochs"),
         (["trainer.max_time=999999999999:00:00:00"], "trainer.max_time must be below 100,000,000 days"),
         (["trainer.max_time={days: 999999999999}"], "Python int too large"),
         (["trainer.limit_test_batches=0"], "trainer.limit_test_batches must be above 0"),
@@ -335,13 +317,10 @@ TIMER = "{class_path: Timer, init_args: {interval: epoch}}"
         (["trainer.limit_val_batches=0.001", "dry-run"], r"limit_val_batches must leave at least one of \d+ batch"),
     ],
 )
-def test_a_mistake_found_by_torch_or_lightning_is_one_line(options, message, monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-    options = [
-        f"--{option}" for option in (*options, "trust-package=lightning.pytorch.callbacks", "data.train_size=100")
-    ]
-    assert in_process(monkeypatch, "fit", "copy_gpt", *options) == 2
-    assert re.search(message, capsys.readouterr().err.splitlines()[-1])
+def test_a_mistake_found_by_torch_or_lightning_is_one_line(options, message, tmp_path, command):
+    options = (*options, "trust-package=lightning.pytorch.callbacks", "data.train_size=100")
+    error = command("fit", "copy_gpt", *(f"--{option}" for option in options), status=2).err
+    assert re.search(message, error.splitlines()[-1])
     assert not list(tmp_path.iterdir())
 
 
@@ -364,20 +343,3 @@ def test_an_unwritable_folder_is_reported(tmp_path):
     assert child.wait() != 0
     (line,) = child.err.read_text().splitlines()
     assert re.match("lightning-tfm: error: .*/sys/runs.*: (Operation not permitted|Permission denied|Read-only)", line)
-
-
-def test_divergence_at_a_high_learning_rate_is_reported(tmp_path):
-    child = run(*fit("transformer", **{"model.init_args.optimizer.init_args.lr": 1e30}), cwd=tmp_path)
-    child.refuse(r"loss and gradients must be finite, but at step \d .*\.lr\)")
-
-
-def test_the_command_line_imports_no_untrusted_code(tmp_path):
-    (tmp_path / "planted.py").write_text(PLANTED)
-    for option in ("--data=planted.Evil", "--trainer.callbacks=planted.Evil", "--model.init_args.network=planted.Evil"):
-        run(*fit("gpt", option), cwd=tmp_path).refuse("planted.Evil.*--trust-package planted")
-        assert not (tmp_path / "canary").exists()
-
-
-def test_validation_within_an_accumulated_step_is_refused(tmp_path):
-    child = run(*fit("gpt", **{"trainer.accumulate_grad_batches": 5}), cwd=tmp_path)
-    child.refuse(r"val_check_interval must be a multiple of trainer.accumulate_grad_batches \(5\).* but is 12; try 10")

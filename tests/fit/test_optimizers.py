@@ -1,7 +1,5 @@
 """Optimizers and schedules of the learning rate."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import math
@@ -11,7 +9,6 @@ import pytest
 import torch
 
 from lightning_tfm import optimizers
-from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, EncoderClassifier
 from lightning_tfm.optimizers import (
     HIDDEN_MATRICES,
@@ -23,10 +20,6 @@ from lightning_tfm.optimizers import (
     parameter_groups,
 )
 from support.training import MODELS
-
-
-def test_a_schedule_may_end_before_its_warm_up():
-    assert rates(1.0, 2, number=5, warmup_steps=3)[:3] == pytest.approx([1 / 3, 2 / 3, 1])
 
 
 @pytest.mark.parametrize("decay", ["linear", "cosine", "inverse_sqrt", "one_cycle"])
@@ -75,6 +68,7 @@ def test_schedules_equal_their_formulas():
     falling = rates(1.0, 100, warmup_steps=4, decay="inverse_sqrt")
     assert falling[4:] == pytest.approx([math.sqrt(4 / step) for step in range(4, 100)])
     assert rates(1.0, 10, decay="cosine")[0] == 1.0
+    assert rates(1.0, 2, number=5, warmup_steps=3)[:3] == pytest.approx([1 / 3, 2 / 3, 1]), "ends in its warm-up"
 
 
 @pytest.mark.parametrize("cls", [AdamW, Muon])
@@ -194,32 +188,3 @@ def test_muon_updates_each_matrix_as_if_it_were_the_only_one(limit, monkeypatch)
     for number, matrix in enumerate(together):
         torch.testing.assert_close(matrix, updated([number])[0])
     assert torch.equal(together[2], starts[2])
-
-
-def test_muon_resumes_from_its_state():
-    torch.manual_seed(0)
-    networks = [MODELS["gpt"](11)]
-    source, target = torch.randint(4, 11, (2, 6, 9))
-
-    def configured(network):
-        optimizer = Muon(parameter_groups(network, network.head), 0.01)
-        return optimizer, LRSchedule(warmup_steps=3).scheduler(optimizer, 10)
-
-    def step(network, optimizer, scheduler):
-        network.zero_grad()
-        token_nll(network(source, target), target).backward()
-        optimizer.step()
-        scheduler.step()
-
-    whole = configured(networks[0])
-    for _ in range(2):
-        step(networks[0], *whole)
-    networks.append(copy.deepcopy(networks[0]))
-    resumed = configured(networks[1])
-    for actual, expected in zip(resumed, whole, strict=True):
-        actual.load_state_dict(copy.deepcopy(expected.state_dict()))
-    for _ in range(3):
-        step(networks[0], *whole)
-        step(networks[1], *resumed)
-    for actual, expected in zip(*(network.parameters() for network in networks), strict=True):
-        assert torch.equal(actual, expected)

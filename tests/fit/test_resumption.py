@@ -1,6 +1,4 @@
-"""Resumptions that are refused before the training."""
-
-from __future__ import annotations
+"""Which run is resumed, and resumptions that are refused before the training."""
 
 import json
 import os
@@ -10,24 +8,14 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_tfm.callbacks import provenance
-from lightning_tfm.checkpoint import write
+from lightning_tfm.checkpoint import FORMAT, write
 from lightning_tfm.errors import UserError
 from lightning_tfm.fit.resuming import Resumption, check_data, find_run, newest_checkpoint, open_run
 from lightning_tfm.runs.record import Run
 from support.equality import contents
-from support.experiments import fit, folder
+from support.experiments import fit
 from support.processes import run
 from support.records import SUMMARY
-
-
-def test_last_without_an_intact_checkpoint_is_refused(tmp_path):
-    run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 8)).die()
-    last = folder(tmp_path, "gpt") / "checkpoints/last.ckpt"
-    last.write_bytes(last.read_bytes()[:-1])
-    child = run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path)
-    child.refuse("--ckpt_path needs an undamaged checkpoint below 'runs/copy_gpt', but there is none")
-    assert last.exists()
-
 
 AVERAGING = "[{class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {decay: %s}}]"
 
@@ -35,20 +23,14 @@ AVERAGING = "[{class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {
 def test_resuming_with_other_settings_is_refused(tmp_path, command):
     """The error names the setting, and no file of the run is changed."""
     arguments = {"trainer.callbacks": AVERAGING % 0.99}
-    run(*fit("gpt", **arguments), cwd=tmp_path, fault=("in a training step", 33)).die()
+    run(*fit("gpt", **arguments), cwd=tmp_path, fault=("in a training step", 8)).die()
     before = contents(tmp_path)
     for name, value, old in (
         ("model.init_args.optimizer.init_args.lr", 0.5, 0.003),
-        ("model.init_args.label_smoothing", 0.1, 0.0),
-        ("model.init_args.network.init_args.dropout", 0.3, 0.2),
         ("data.init_args.batch_size", 20, 15),
         ("seed_everything", 5, 1),
-        ("trainer.gradient_clip_val", 0.5, 1.0),
         ("trainer.gradient_clip_algorithm", "value", "unset"),
-        ("trainer.accumulate_grad_batches", 3, 1),
-        ("trainer.precision", "bf16-mixed", "unset"),
         ("trainer.val_check_interval", 6, 12),
-        ("checkpoint.monitor", "val/exact_match", "val/loss"),
         ("checkpoint.mode", "max", "unset"),
         ("trainer.callbacks.0.init_args.decay", 0.9, 0.99),
     ):
@@ -90,6 +72,44 @@ def test_the_newest_valid_checkpoint_is_found(reference, tmp_path, capsys):
     os.utime(paths[0], (1000, 1000))
     assert newest_checkpoint([resumed]) == paths[1]
     assert f"skipping {paths[0]}: it is damaged or incomplete" in capsys.readouterr().err
+
+
+def write_runs(folder, *summaries):
+    """Write runs with a checkpoint of step 5 and a summary, unless it is None; the last one is the newest."""
+    hyper_parameters = {"network": {"class_path": "none", "init_args": {}}}
+    saved = {"format_version": FORMAT, "state_dict": {}, "hyper_parameters": hyper_parameters}
+    for version, summary in enumerate(summaries):
+        write(saved | {"optimizer_states": [], "global_step": 5}, folder / f"version_{version}/checkpoints/last.ckpt")
+        if summary is not None:
+            (folder / f"version_{version}/summary.json").write_text(summary)
+
+
+@pytest.mark.parametrize("steps", [10, 5])
+def test_last_is_the_newest_run_that_has_not_finished(steps, tmp_path):
+    """A finished run is newer than one that was stopped, and one of fewer steps could be extended."""
+    write_runs(tmp_path, None, json.dumps(SUMMARY | {"steps": steps}))
+    resumption = find_run("last", tmp_path, 10)
+    assert (resumption.run.name, resumption.extends) == ("version_0", False)
+
+
+def test_last_without_an_intact_checkpoint_is_refused(tmp_path):
+    write_runs(tmp_path, None)
+    last = tmp_path / "version_0/checkpoints/last.ckpt"
+    last.write_bytes(last.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"--ckpt_path needs an undamaged checkpoint below '.*', but there is none"):
+        find_run("last", tmp_path, 10)
+    assert last.exists()
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"steps": "1"}', "null", "{"])
+def test_a_damaged_summary_does_not_stop_other_runs(content, tmp_path, capsys):
+    write_runs(tmp_path, content, json.dumps(SUMMARY | {"steps": 5}))
+    resumption = find_run("last", tmp_path, 10)
+    assert (resumption.run.name, resumption.extends) == ("version_1", True)
+    message = "version_0/summary.json' must be an intact file"
+    assert message in capsys.readouterr().err
+    with pytest.raises(UserError, match=f"{message}, but is damaged"):
+        find_run(str(tmp_path / "version_0"), tmp_path, 10)
 
 
 def test_data_that_are_not_read_are_not_compared(tmp_path):

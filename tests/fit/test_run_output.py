@@ -1,7 +1,5 @@
 """What a finished run writes and prints."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -59,7 +57,7 @@ def test_fit_prints_its_metrics_and_examples(run_folder):
     user = run_folder.parents[2]
     out = (user / "stdout").read_text()
     assert "\x1b" not in out + (user / "stderr").read_text(), "colors are for terminals"
-    for name, value in json.loads((run_folder / "summary.json").read_text())["test"].items():
+    for name, value in Run(run_folder).summary.test.items():
         assert bool(re.search(rf"^ *{re.escape(name)} +{value:.4f} *$", out, re.M)) == ("/" not in name)
     lines = Run(run_folder).predictions
     right = [f"correct  {line['source']} → {line['prediction']}" for line in lines if line["correct"]]
@@ -115,16 +113,11 @@ def test_fit_logs_to_csv_and_offline_to_wandb(run_folder):
     assert list(offline.glob("*.wandb"))
 
 
-def test_the_saved_config_runs_again(run_folder, command):
-    command("fit", "--config", run_folder / "config.yaml", "--trainer.fast_dev_run=true")
-
-
 def test_test_scores_a_checkpoint(run_folder, checkpoint, tmp_path, command):
     settings = ["--data.init_args.test_size=500", "--trainer.logger=false", f"--ckpt_path={checkpoint}"]
     out, _ = command("test", "--config", DATE, *settings)
     printed = re.search(r"^ *exact_match +([\d.]+) *$", out, re.MULTILINE)
-    exact_match = json.loads((run_folder / "summary.json").read_text())["test"]["exact_match"]
-    assert printed[1] == f"{exact_match:.4f}"
+    assert printed[1] == f"{Run(run_folder).summary.test['exact_match']:.4f}"
     assert list(tmp_path.iterdir()) == []  # no file is left in the current folder
 
 

@@ -1,8 +1,5 @@
 """Commands in a terminal, in a pipe and with other encodings."""
 
-from __future__ import annotations
-
-import json
 import os
 import pty
 import re
@@ -14,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lightning_tfm.runs.record import Run
 from support.experiments import INPUTS, OUTPUTS, fit, trained_run
 from support.processes import ENVIRONMENT, SCRIPT, in_terminal
 
@@ -24,8 +22,7 @@ def test_the_commands_that_fit_prints_run(run_folder):
     user = run_folder.parents[2]
     generate, report, upload = map(shlex.split, (user / "stdout").read_text().splitlines()[-3:])
     assert (Path(upload[0]).name, upload[1]) == ("wandb", "sync")
-    first = json.loads((run_folder / "predictions.jsonl").read_text().splitlines()[0])
-    for command, expected in ((generate, first["prediction"]), (report, "report.html")):
+    for command, expected in ((generate, Run(run_folder).predictions[0]["prediction"]), (report, "report.html")):
         child = subprocess.run(command, cwd=user, capture_output=True, text=True, timeout=120)
         assert child.returncode == 0, child.stderr
         assert child.stdout == f"{expected}\n"

@@ -1,7 +1,5 @@
 """A run that was killed, to be resumed."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

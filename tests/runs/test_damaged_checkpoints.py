@@ -1,6 +1,6 @@
 """Runs with damaged checkpoints or a full disk."""
 
-from __future__ import annotations
+import shutil
 
 import pytest
 
@@ -21,8 +21,9 @@ def test_averages_beside_the_checkpoints_are_ignored_and_kept(reference, tmp_pat
     names = ["mean", "step_mean", "step_", "step_1.5", "step_-1", "step_012", "step_٣", "best_step_12", "step_99999"]
     steps = [checkpoints / f"step_{step}.ckpt" for step in (12, 24)]
     means = [checkpoints / f"{name}.ckpt" for name in names]
-    for mean in means:
-        run("average", *steps, "--output", mean, cwd=tmp_path).finish()
+    run("average", *steps, "--output", means[0], cwd=tmp_path).finish()
+    for mean in means[1:]:
+        shutil.copy(means[0], mean)
     before = {mean: mean.read_bytes() for mean in means}
     child = run(*arguments, "--ckpt_path=last", cwd=tmp_path).finish()
     assert "damaged" not in child.err.read_text()
@@ -32,19 +33,17 @@ def test_averages_beside_the_checkpoints_are_ignored_and_kept(reference, tmp_pat
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "flipped"])
-def test_last_falls_back_to_the_newest_intact_checkpoint(damage, reference, tmp_path):
-    run(*fit("attention_lstm"), cwd=tmp_path, fault=("in a training step", 29)).die()
-    last = folder(tmp_path, "attention_lstm") / "checkpoints/last.ckpt"
+def test_last_falls_back_to_the_newest_intact_checkpoint(damage, killed, reference, tmp_path):
+    last = killed / "checkpoints/last.ckpt"
     data = bytearray(last.read_bytes())
     if damage == "flipped":
         data[len(data) // 2] ^= 4
     last.write_bytes({"cut": data[:-1000], "empty": b""}.get(damage, data))
-    child = run(*fit("attention_lstm", "--ckpt_path=last"), cwd=tmp_path).finish()
+    child = run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path).finish()
     (line,) = (line for line in child.err.read_text().splitlines() if "damaged" in line)
     assert "last.ckpt: it is damaged" in line
-    starts = Run(folder(tmp_path, "attention_lstm")).starts
-    assert [start["step"] for start in starts] == [0, 24], "from best.ckpt"
-    assert_same_run(tmp_path, reference("attention_lstm"), "attention_lstm")
+    assert [start["step"] for start in Run(killed).starts] == [0, 24], "from best.ckpt"
+    assert_same_run(tmp_path, reference("gpt"), "gpt")
 
 
 def test_a_full_disk_is_reported_and_the_previous_checkpoint_is_kept(reference, tmp_path):
@@ -66,11 +65,4 @@ def test_a_full_disk_in_the_test_is_reported_and_the_run_resumes(tmp_path):
         "version_0/predictions.jsonl' cannot be written: File too large; .*--ckpt_path runs/copy_gpt/version_0$"
     )
     run(*arguments, "--ckpt_path=runs/copy_gpt/version_0", cwd=tmp_path).finish()
-    assert len((folder(tmp_path, "gpt") / "predictions.jsonl").read_text().splitlines()) > 300
-
-
-def test_a_partially_written_log_is_continued(killed, reference, tmp_path):
-    with (killed / "metrics.csv").open("a") as file:
-        file.write("0,3")
-    run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path).finish()
-    assert_same_run(tmp_path, reference("gpt"), "gpt")
+    assert len(Run(folder(tmp_path, "gpt")).predictions) > 300

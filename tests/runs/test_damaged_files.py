@@ -1,21 +1,14 @@
 """Damaged files of a run that are skipped or copied."""
 
-from __future__ import annotations
-
 import errno
-import json
 import os
 import re
 
 import pytest
 
 from lightning_tfm.callbacks import provenance
-from lightning_tfm.checkpoint import FORMAT, write
-from lightning_tfm.errors import UserError
-from lightning_tfm.fit.resuming import find_run
 from lightning_tfm.runs.metrics_writer import MetricsWriter
 from lightning_tfm.runs.record import Run
-from support.records import SUMMARY
 
 
 def test_a_failed_rewrite_keeps_the_logged_rows(monkeypatch, tmp_path):
@@ -77,18 +70,3 @@ def test_a_damaged_provenance_is_kept_in_a_copy(content, tmp_path, capsys):
     message = r"provenance.json' must be an intact file, but is damaged: .*it is kept as provenance.json.damaged"
     assert re.search(message, capsys.readouterr().err, re.DOTALL)
     assert path.with_name("provenance.json.damaged").read_text() == content
-
-
-@pytest.mark.parametrize("content", ["[]", "{}", '{"steps": "1"}', "null", "{"])
-def test_a_damaged_summary_does_not_stop_other_runs(content, tmp_path, capsys):
-    hyper_parameters = {"network": {"class_path": "none", "init_args": {}}}
-    saved = {"format_version": FORMAT, "state_dict": {}, "hyper_parameters": hyper_parameters}
-    saved |= {"optimizer_states": [], "global_step": 5}
-    for version, summary in enumerate((content, json.dumps(SUMMARY | {"steps": 5}))):
-        write(saved, tmp_path / f"version_{version}/checkpoints/last.ckpt")
-        (tmp_path / f"version_{version}/summary.json").write_text(summary)
-    resumption = find_run("last", tmp_path, 10)
-    assert (resumption.run.name, resumption.extends) == ("version_1", True)
-    assert "/version_0/summary.json' must be an intact file" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"version_0/summary.json' must be an intact file, but is damaged"):
-        find_run(str(tmp_path / "version_0"), tmp_path, 10)

@@ -1,7 +1,5 @@
 """Power losses at any moment of a run."""
 
-from __future__ import annotations
-
 from collections import Counter
 from io import BytesIO
 from pathlib import Path

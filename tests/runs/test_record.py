@@ -1,7 +1,5 @@
 """The folder of a run: what its readers return, and which files they refuse."""
 
-from __future__ import annotations
-
 import ast
 import json
 import math

@@ -1,18 +1,13 @@
 """Resumed runs: which run is continued, where, and from which step."""
 
-from __future__ import annotations
-
-import csv
-import json
 import re
-import time
 
 import pytest
 import yaml
 
 from lightning_tfm.checkpoint import read, write
 from lightning_tfm.runs.record import Run
-from support.equality import assert_same_files, assert_same_run, contents, equal
+from support.equality import assert_same_run, contents, equal
 from support.experiments import STOPPING, fit, folder, new_folders
 from support.processes import run, start, start_two
 
@@ -34,24 +29,12 @@ def assert_same_weights(*runs):
 def test_an_active_run_is_locked(tmp_path):
     arguments = fit("gpt", "--ckpt_path=last", **{"trainer.max_steps": 100_000})
     first = start(*arguments, cwd=tmp_path)
-    while not list(tmp_path.glob("runs/*/*/checkpoints/last.ckpt")):
-        assert first.process.is_alive()
-        time.sleep(0.1)
+    first.wait_until(lambda: [*tmp_path.glob("runs/*/*/checkpoints/last.ckpt")])
     (second,) = new_folders(tmp_path, "second")
     (second / "runs").symlink_to(tmp_path / "runs")
     run(*arguments, cwd=second).refuse("/version_0' is locked by another process; stop that process first")
     first.process.terminate()
     assert first.wait() == 143
-
-
-def test_resuming_from_a_path_starts_a_new_run(killed, tmp_path):
-    """The run continues in a new folder and leaves the first one unchanged."""
-    before = contents(killed)
-    run(*fit("gpt", f"--ckpt_path={killed / 'checkpoints/last.ckpt'}"), cwd=tmp_path).finish()
-    assert contents(killed) == before
-    (other,) = set(killed.parent.iterdir()) - {killed}
-    assert read(other / "checkpoints/last.ckpt")["global_step"] == 60
-    assert (other / "checkpoints/best.ckpt").exists()
 
 
 def test_a_run_cannot_be_resumed_to_fewer_steps_than_it_has(tmp_path, command):
@@ -75,11 +58,8 @@ def test_settings_of_the_hardware_may_change_and_are_recorded(killed, reference,
 
 def metrics_of(run):
     """Return the logged metrics but those of the speed, and the metrics of the test."""
-    rows = list(csv.DictReader((run / "metrics.csv").read_text().splitlines()))
-    for row in rows:
-        row.pop("tokens_per_second")
-        row.pop("epoch")
-    return [row for row in rows if any(row.values())], json.loads((run / "summary.json").read_text())["test"]
+    rows = [{name: row[name] for name in row if name not in ("tokens_per_second", "epoch")} for row in run.metrics()]
+    return [row for row in rows if row.keys() - {"step"}], run.summary.test
 
 
 def test_a_finished_run_is_extended_in_a_new_folder(tmp_path):
@@ -97,21 +77,10 @@ def test_a_finished_run_is_extended_in_a_new_folder(tmp_path):
     first, second = (extended / f"runs/copy_gpt/version_{version}" for version in (0, 1))
     assert contents(first).items() <= before.items()
     assert_same_weights(second, whole / "runs/copy_gpt/version_0")
-    assert metrics_of(second) == metrics_of(whole / "runs/copy_gpt/version_0")
+    assert metrics_of(Run(second)) == metrics_of(Run(whole / "runs/copy_gpt/version_0"))
     starts = [(start["step"], start["changed_settings"]) for start in Run(second).starts]
     assert starts == [(0, {}), (24, {"trainer.max_steps": [24, 36]})]
     assert yaml.safe_load((second / "config.yaml").read_text())["trainer"]["max_steps"] == 36
-
-
-@pytest.mark.parametrize("max_steps", [60, 5])
-def test_last_is_the_newest_run_that_has_not_finished(max_steps, killed, reference, tmp_path):
-    """A finished run is newer than one that was stopped, and one of fewer steps could be extended."""
-    run(*fit("gpt", **{"trainer.max_steps": max_steps}), cwd=tmp_path).finish()
-    before = contents(killed.with_name("version_1"))
-    run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path).finish()
-    assert contents(killed.with_name("version_1")) == before
-    assert len(list(killed.parent.iterdir())) == 2
-    assert_same_files(killed, folder(reference("gpt"), "gpt"))
 
 
 def test_other_data_are_refused_on_resuming(killed, tmp_path):
@@ -132,8 +101,7 @@ def test_a_run_may_be_resumed_with_or_without_its_test(tmp_path):
         (cwd,) = new_folders(tmp_path, str(len(first)))
         run(*fit("gpt", *first), cwd=cwd, fault=("in a training step", 33)).die()
         run(*fit("gpt", "--ckpt_path=last", *second), cwd=cwd).finish()
-        summary = json.loads((folder(cwd, "gpt") / "summary.json").read_text())
-        assert ("test" in summary) == (not second)
+        assert bool(Run(folder(cwd, "gpt")).summary.test) == (not second)
 
 
 def test_a_run_that_starts_from_a_checkpoint_records_it(killed, tmp_path):
@@ -203,12 +171,8 @@ def test_a_run_that_stopped_early_has_finished(tmp_path):
     (path,) = re.findall("train on in a new folder, name '(.*?)'", message)
     for version, settings, steps in ((1, {"trainer.callbacks": STOPPING % "val/loss"}, 48), (2, {}, 60)):
         run(*fit("gpt", f"--ckpt_path={path}", **settings), cwd=tmp_path).finish()
-        assert summary_of(tmp_path, version)["steps"] == steps
+        assert Run(tmp_path / f"runs/copy_gpt/version_{version}").summary.steps == steps
     assert contents(tmp_path / "runs").items() >= before.items()
-
-
-def summary_of(cwd, version):
-    return json.loads((cwd / f"runs/copy_gpt/version_{version}/summary.json").read_text())
 
 
 def test_a_run_is_continued_after_a_time_limit(tmp_path):
@@ -217,9 +181,9 @@ def test_a_run_is_continued_after_a_time_limit(tmp_path):
     settings, steps = EXTENDABLE | {"trainer.max_steps": 10**6}, [0]
     for version in (0, 1):
         run(*fit("gpt", "--ckpt_path=last", **settings, **{"trainer.max_time": "00:00:00:01"}), cwd=limited).finish()
-        summary = summary_of(limited, version)
-        assert summary["stopped_early"] == "time limit"
-        steps.append(summary["steps"])
+        summary = Run(limited / f"runs/copy_gpt/version_{version}").summary
+        assert summary.stopped_early == "time limit"
+        steps.append(summary.steps)
     assert 0 < steps[1] < steps[2]
     settings["trainer.max_steps"] = steps[2] + 3
     arguments = fit("gpt", "--ckpt_path=last", **settings)
@@ -229,11 +193,9 @@ def test_a_run_is_continued_after_a_time_limit(tmp_path):
     run(*arguments, cwd=limited).refuse("but all have finished; raise trainer.max_steps")
 
 
-def test_a_resumed_run_of_epochs_equals_one_of_steps(tmp_path):
+def test_a_resumed_run_of_epochs_equals_one_of_steps(reference, tmp_path):
     """A pass over 200 pairs has 13 batches of 15."""
-    epochs, steps = new_folders(tmp_path, "epochs", "steps")
     arguments = [argument for argument in fit("gpt", "--trainer.max_epochs=4") if "max_steps" not in str(argument)]
-    run(*arguments, cwd=epochs, fault=("in a training step", 20)).die()
-    run(*arguments, "--ckpt_path=last", cwd=epochs).finish()
-    run(*fit("gpt", **{"trainer.max_steps": 52}), cwd=steps).finish()
-    assert_same_run(epochs, steps, "gpt")
+    run(*arguments, cwd=tmp_path, fault=("in a training step", 20)).die()
+    run(*arguments, "--ckpt_path=last", cwd=tmp_path).finish()
+    assert_same_run(tmp_path, reference("gpt", **{"trainer.max_steps": 52}), "gpt")

@@ -1,7 +1,5 @@
 """Signals that save a checkpoint and end a run."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty
@@ -17,7 +15,7 @@ import pytest
 from lightning_tfm.checkpoint import read
 from lightning_tfm.runs.record import Run
 from support.equality import assert_same_run
-from support.experiments import fit, folder
+from support.experiments import fit, folder, wait_for_step
 from support.processes import ENVIRONMENT, SCRIPT, run, start, start_two
 
 pytestmark = pytest.mark.run
@@ -36,7 +34,11 @@ MOMENTS = [
 
 @pytest.mark.parametrize(
     ("signum", "moment", "call"),
-    [*((signum, *moment) for signum in ("SIGTERM", "SIGINT") for moment in MOMENTS), ("SIGHUP", *MOMENTS[0])],
+    [
+        *(("SIGTERM", *moment) for moment in MOMENTS),
+        *(("SIGINT", *moment) for moment in MOMENTS[2:4]),
+        ("SIGHUP", *MOMENTS[0]),
+    ],
 )
 def test_a_signal_saves_a_checkpoint_and_prints_the_resume_command(signum, moment, call, reference, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, fault=(moment, call, signum))
@@ -76,9 +78,7 @@ def test_a_signal_to_all_processes_saves_a_checkpoint(signum, status, tmp_path):
         process = subprocess.Popen(
             command, cwd=tmp_path, env=ENVIRONMENT, stdout=err, stderr=err, start_new_session=True
         )
-    while not list(tmp_path.glob("runs/*/*/checkpoints/best.ckpt")):  # so that the validation workers exist, too
-        assert process.poll() is None, (tmp_path / "stderr").read_text()
-        time.sleep(0.05)
+    wait_for_step(15, process, tmp_path, "gpt")  # after a validation, so that its workers exist, too
     os.killpg(process.pid, signum)
     try:
         assert process.wait(60) == status
@@ -121,11 +121,9 @@ def test_two_signals_at_once_print_no_traceback(moment, tmp_path):
     for wait in (0.0, 0.02, 0.05):
         (tmp_path / "stderr").unlink(missing_ok=True)
         child = start(*fit("gpt", **{"trainer.max_steps": 5_000}), cwd=tmp_path)
-        while not (tmp_path / "stderr").exists():  # the command starts then
-            time.sleep(0.02)
-        while moment == "in training" and not list(tmp_path.glob("runs/copy_gpt/*/checkpoints/last.ckpt")):
-            assert child.process.is_alive(), child.err.read_text()
-            time.sleep(0.02)
+        child.wait_until(child.err.exists)  # the command starts then
+        if moment == "in training":
+            child.wait_until(lambda: [*tmp_path.glob("runs/copy_gpt/*/checkpoints/last.ckpt")])
         time.sleep(0.3)
         for _ in range(2):
             with suppress(ProcessLookupError):  # it may have ended

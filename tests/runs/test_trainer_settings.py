@@ -1,62 +1,15 @@
 """Runs with other settings of the trainer."""
 
-from __future__ import annotations
-
-import json
-import re
 from pathlib import Path
 
 import pytest
 
 from lightning_tfm.checkpoint import read
 from lightning_tfm.runs.record import Run
-from support.experiments import COPY, NETWORKS, STOPPING, fit, folder, write_task
-from support.processes import EXPERIMENTS, run, start, start_two
+from support.experiments import NETWORKS, STOPPING, fit, folder, write_task
+from support.processes import run
 
 pytestmark = pytest.mark.run
-
-
-@pytest.mark.parametrize(
-    ("begin", "options"),
-    [(start, ["--trainer.precision=bf16-mixed"]), (start_two, [])],
-    ids=["bf16", "two_processes"],
-)
-@pytest.mark.parametrize("model", ["transformer", "gpt", "attention_lstm"])
-def test_precision_and_devices_are_set_by_the_flags_of_lightning(model, begin, options, tmp_path):
-    """Training and generation work for all three models, in half precision and with two processes."""
-    sizes = ["--data.init_args.train_size=600", "--data.init_args.val_size=51", "--data.init_args.test_size=51"]
-    sizes += ["--data.init_args.longer_size=51", "--data.init_args.batch_size=15", "--trainer.max_steps=20"]
-    begin("fit", "--config", EXPERIMENTS / f"copy_{model}.yaml", *sizes, *options, cwd=tmp_path).finish()
-    (folder,) = (tmp_path / f"runs/copy_{model}").iterdir()
-    summary = json.loads((folder / "summary.json").read_text())
-    assert {"exact_match", "longer/exact_match", "x10/exact_match"} <= set(summary["test"])
-    assert summary["samples_per_second"] * summary["train_seconds"] == pytest.approx(20 * 15, rel=0.1)
-    assert read(folder / "checkpoints/last.ckpt")["global_step"] == 20
-
-    longest = "1 " * 140
-    lines = ["3 1 2", "", longest + longest, longest]
-    child = run("generate", folder / "checkpoints/best.ckpt", "--beam-size", "2", *lines, cwd=tmp_path)
-    assert child.wait() == 1
-    assert len(child.out.read_text().splitlines()) == 4
-    empty, *notes = child.err.read_text().splitlines()
-    assert empty == "lightning-tfm: line 2: the text is empty"
-    assert "lightning-tfm: line 4: it has 140 tokens, more than any training text (14)" in notes
-    too_long = [note for note in notes if "more than any training text" not in note]
-    if model == "attention_lstm":  # it has no maximal number of positions
-        assert not too_long
-    else:
-        assert len(too_long) == 1
-        assert re.match(r"lightning-tfm: line 3: .* 281 .*max_length", too_long[0])
-
-
-def test_a_run_without_validation_is_tested_at_its_end(monkeypatch, tmp_path, command):
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    sizes = ["--data.init_args.train_size=600", "--data.init_args.val_size=20", "--data.init_args.test_size=30"]
-    settings = [*sizes, "--data.init_args.longer_size=30", "--trainer.limit_val_batches=0", "--trainer.max_steps=5"]
-    command("fit", "--config", COPY, *settings)
-    folder = tmp_path / "runs/copy_transformer/version_0"
-    assert "exact_match" in json.loads((folder / "summary.json").read_text())["test"]
-    assert read(folder / "checkpoints/last.ckpt")["global_step"] == 5
 
 
 @pytest.mark.parametrize(
@@ -94,46 +47,41 @@ def test_nan_stops_training_and_earlier_checkpoints_are_kept(model, moment, loss
         assert all(weight.isfinite().all() for weight in content["state_dict"].values())
 
 
-WITHOUT_SANITY_CHECK = "--trainer.num_sanity_val_steps=0"
 KEEPING = "[{class_path: lightning.pytorch.callbacks.ModelCheckpoint, init_args: {monitor: %s}}]"
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("options", "setting", "message"),
     [
-        ({"checkpoint.monitor": "val/bleu"}, "checkpoint.monitor must be a metric of the validation"),
-        ({"checkpoint.mode": "max"}, "checkpoint.mode must be min for val/loss, of which lower values are better"),
-        ({"trainer.accumulate_grad_batches": 5}, "val_check_interval must be a multiple"),
-        ({"trainer.callbacks": STOPPING % "val/los"}, "monitor of EarlyStopping .* 'val/los'; did you mean 'val/loss'"),
-        ({"model.init_args.optimizer.init_args.lr": 1e30}, "loss and gradients must be finite"),
+        ([], {"checkpoint.monitor": "val/bleu"}, "checkpoint.monitor must be a metric of the validation"),
+        ([], {"checkpoint.mode": "max"}, "checkpoint.mode must be min for val/loss, of which lower values are better"),
+        ([], {"trainer.accumulate_grad_batches": 5}, r"val_check_interval must be a multiple of .* \(5\).* 12; try 10"),
+        ([], {"trainer.callbacks": STOPPING % "val/los"}, "of EarlyStopping .* 'val/los'; did you mean 'val/loss'"),
+        ([], {"model.init_args.optimizer.init_args.lr": 1e30}, r"gradients must be finite, but at step \d .*\.lr\)"),
+        (["--dry-run"], {"trainer.accumulate_grad_batches": 5}, "val_check_interval must be a multiple"),
+        (["--dry-run"], {"trainer.callbacks": STOPPING % "val/los"}, "did you mean 'val/loss'?"),
+        (["--dry-run"], {"trainer.callbacks": STOPPING % "val/exact_match"}, "mode of EarlyStopping .* must be max"),
+        (["--dry-run"], {"trainer.callbacks": KEEPING % "val/exact_match"}, "mode of ModelCheckpoint .* must be max"),
+        (["--dry-run"], {"trainer.max_steps": -1}, "trainer.max_steps must be at least 1"),
     ],
 )
-def test_a_mistake_found_while_training_leaves_no_empty_folder(setting, message, tmp_path):
+def test_a_mistake_found_while_training_leaves_no_empty_folder(options, setting, message, tmp_path):
     tensorboard = "--trainer.logger+=lightning_tfm.loggers.TensorBoardLogger"
-    run(*fit("gpt", tensorboard, **setting | {"trainer.log_every_n_steps": 100}), cwd=tmp_path).refuse(message)
+    settings = setting | {"trainer.log_every_n_steps": 100}
+    run(*fit("gpt", tensorboard, *options, **settings), cwd=tmp_path).refuse(message)
     assert not (tmp_path / "runs/copy_gpt").exists()
     assert not (tmp_path / "runs/tensorboard").exists()
 
 
 @pytest.mark.parametrize(
-    ("option", "setting", "message"),
+    ("option", "metric", "message"),
     [
-        ("--dry-run", {"trainer.accumulate_grad_batches": 5}, "val_check_interval must be a multiple"),
-        ("--dry-run", {"trainer.callbacks": STOPPING % "val/los"}, "did you mean 'val/loss'?"),
-        ("--dry-run", {"trainer.callbacks": STOPPING % "val/exact_match"}, "mode of EarlyStopping .* must be max"),
-        ("--dry-run", {"trainer.callbacks": KEEPING % "val/exact_match"}, "mode of ModelCheckpoint .* must be max"),
-        ("--dry-run", {"trainer.max_steps": -1}, "trainer.max_steps must be at least 1"),
-        (
-            WITHOUT_SANITY_CHECK,
-            {"trainer.callbacks": STOPPING % "val/exact_match"},
-            "mode of EarlyStopping .* must be max",
-        ),
-        # The names of training metrics are not known before the first step.
-        ("--skip-test", {"trainer.callbacks": STOPPING % "train/los"}, "metric `train/los` which is not available"),
+        ("--trainer.num_sanity_val_steps=0", "val/exact_match", "mode of EarlyStopping .* must be max"),
+        ("--skip-test", "train/los", "metric `train/los` which is not available"),
     ],
 )
-def test_a_mistake_of_the_training_is_reported_in_one_line(option, setting, message, tmp_path):
-    run(*fit("gpt", option, **setting), cwd=tmp_path).refuse(message)
+def test_a_metric_that_is_unknown_before_the_first_step_is_checked_later(option, metric, message, tmp_path):
+    run(*fit("gpt", option, **{"trainer.callbacks": STOPPING % metric}), cwd=tmp_path).refuse(message)
 
 
 def test_a_run_without_a_logger_writes_nothing(tmp_path):

@@ -1,7 +1,5 @@
 """Code that a checkpoint or a YAML file names, and that is not run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -39,28 +37,36 @@ def checkpoints_with_code(trained):
     ]
 
 
-@pytest.mark.parametrize("command", ["generate", "test", "fit"])
-@pytest.mark.parametrize("case", range(7))
-def test_a_checkpoint_executes_no_code(case, command, trained, tmp_path):
+@pytest.fixture
+def refuse(command, monkeypatch, tmp_path):
+    """Return a function that runs a command, which must be refused and not run the planted code."""
     (tmp_path / "planted.py").write_text(PLANTED)
-    write(checkpoints_with_code(trained)[case], tmp_path / "evil.ckpt")
-    arguments = fit("gpt", "--ckpt_path=evil.ckpt")[1:] if command != "generate" else ("evil.ckpt", "1 2")
-    run(command, *arguments, cwd=tmp_path).refuse("")
-    assert not (tmp_path / "canary").exists()
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def refuse(*arguments):
+        error = command(*arguments, status=2).err
+        assert error.splitlines()[-1].startswith("lightning-tfm: error: ")
+        assert "Traceback" not in error
+        assert not (tmp_path / "canary").exists()
+        return error
+
+    return refuse
+
+
+@pytest.mark.parametrize("name", ["generate", "test", "fit"])
+@pytest.mark.parametrize("case", range(7))
+def test_a_checkpoint_executes_no_code(case, name, trained, refuse):
+    write(checkpoints_with_code(trained)[case], "evil.ckpt")
+    refuse(name, *(("evil.ckpt", "1 2") if name == "generate" else fit("gpt", "--ckpt_path=evil.ckpt")[1:]))
 
 
 NETWORK = "model: {class_path: lightning_tfm.tasks.Seq2SeqModule, init_args: {network: %s}}"
 LOGGER = "{class_path: lightning_tfm.loggers.WandbLogger, init_args: {experiment: {class_path: planted.Evil}}}"
 NAMED = {
     "data": "data: planted.Evil",
-    "data.class_path": "data: {class_path: planted.Evil}",
     "model": "model: planted.Evil",
     "network": NETWORK % "planted.Evil",
-    "network.class_path": NETWORK % "{class_path: planted.Evil}",
-    "a callback": "trainer: {callbacks: [{class_path: planted.Evil}]}",
-    "a logger": "trainer: {logger: [{class_path: planted.Evil}]}",
     "a function": "trainer: {callbacks: [{class_path: os.system}]}",
-    "a plugin": "trainer: {plugins: [{class_path: planted.Evil}]}",
     "an argument": "trainer: {max_steps: {class_path: planted.Evil}}",
     "an argument of any type": f"trainer: {{logger: [{LOGGER}]}}",
     "the text of an error as a value": "trainer: {max_steps: \"module 'planted' has no attribute 'x'\"}",
@@ -73,20 +79,21 @@ NAMED = {
 
 
 @pytest.mark.parametrize("case", NAMED)
-def test_a_yaml_imports_no_untrusted_code(case, tmp_path):
-    (tmp_path / "planted.py").write_text(PLANTED)
-    (tmp_path / "evil.yaml").write_text(NAMED[case])
-    run("fit", "--config", EXPERIMENTS / "copy_gpt.yaml", "--config", "evil.yaml", cwd=tmp_path).refuse("")
-    assert not (tmp_path / "canary").exists()
+def test_a_yaml_imports_no_untrusted_code(case, refuse):
+    Path("evil.yaml").write_text(NAMED[case])
+    refuse("fit", "--config", EXPERIMENTS / "copy_gpt.yaml", "--config", "evil.yaml")
+
+
+@pytest.mark.parametrize("setting", ["data", "trainer.callbacks", "model.init_args.network"])
+def test_the_command_line_imports_no_untrusted_code(setting, refuse):
+    assert "--trust-package planted" in refuse(*fit("gpt", f"--{setting}=planted.Evil"))
 
 
 def test_trusted_packages_are_imported(tmp_path):
     (tmp_path / "planted.py").write_text(PLANTED)
-    run(*fit("gpt", "--data=planted.Evil", "--trust-package=planted"), cwd=tmp_path).refuse(
-        ""
-    )  # Evil is not a data module
+    run(*fit("gpt", "--data=planted.Evil", "--trust-package=planted"), cwd=tmp_path).refuse("Evil")  # not a data module
     assert (tmp_path / "canary").exists(), "the tests above look for this file"
     (tmp_path / "mine.py").write_text("import datamodules\nclass Mine(datamodules.Copy):\n    pass\n")
-    for count, option in enumerate(("--trust-package=mine", "--trust-package=other,mine")):
-        run(*fit("gpt", "--data=mine.Mine", option), cwd=tmp_path).finish()
-        assert len(list((tmp_path / "runs/copy_gpt").iterdir())) == count + 1
+    for option in ("--trust-package=mine", "--trust-package=other,mine"):
+        settings = {"trainer.max_steps": 1}
+        run(*fit("gpt", "--data=mine.Mine", "--dry-run", option, **settings), cwd=tmp_path).finish()

@@ -1,7 +1,5 @@
 """Small randomly drawn corpora of the kinds that are read from files."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import random

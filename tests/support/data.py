@@ -1,7 +1,5 @@
 """Small generated data of all kinds."""
 
-from __future__ import annotations
-
 import inspect
 from functools import partial
 

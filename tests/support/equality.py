@@ -1,7 +1,5 @@
 """Comparison of the files of two runs to the bit."""
 
-from __future__ import annotations
-
 import csv
 import json
 

@@ -1,7 +1,5 @@
 """Short runs of all tasks."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import random

@@ -1,20 +1,19 @@
 """Faults that are injected into a run: signals, a full disk, a crash of W&B."""
 
-from __future__ import annotations
-
 import math
 import os
+import pkgutil
 import resource
 import signal
 import time
 from pathlib import Path
 
-import torch
-
 
 def patch(moment, call, fault="SIGKILL"):
     """Patch the function of a moment so that one of its calls, counted from 1, injects a fault."""
-    owner, attribute, late = MOMENTS[moment]()
+    name, late = MOMENTS[moment]
+    owner, _, attribute = name.rpartition(".")
+    owner = pkgutil.resolve_name(owner)
     original = getattr(owner, attribute)
     calls = 0
 
@@ -63,61 +62,21 @@ def _text(path):
         return b""
 
 
-def _optimizer():
-    return torch.optim.AdamW, "step"
-
-
-def _module(hook):
-    from lightning_tfm.tasks import Seq2SeqModule
-
-    return Seq2SeqModule, hook
-
-
-def _loss():
-    from lightning_tfm.tasks import seq2seq
-
-    return seq2seq, "token_nll"
-
-
-def _checkpoints():
-    from lightning_tfm.callbacks import Checkpoints
-
-    return Checkpoints, "on_validation_end"
-
-
-def _writer():
-    from lightning_tfm.checkpoint import archive
-
-    return archive._ChecksumWriter, "write"
-
-
-def _shards():
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-
-    return HuggingFaceStorageWriter, "write_data"
-
-
-def _stream():
-    from lightning_tfm.data import LengthGroupedSampler
-
-    return LengthGroupedSampler, "_epoch"
-
-
 MOMENTS = {
-    "in the loss": lambda: (*_loss(), True),
-    "in a training step": lambda: (*_module("training_step"), False),
-    "before an update of the weights": lambda: (*_optimizer(), False),
-    "after an update of the weights": lambda: (*_optimizer(), True),
-    "while a checkpoint is written": lambda: (*_writer(), True),
-    "while shards are written": lambda: (*_shards(), False),
-    "before a checkpoint is on the disk": lambda: (os, "fsync", False),
-    "after a checkpoint is in its place": lambda: (Path, "replace", True),
-    "in a validation": lambda: (*_module("validation_step"), False),
-    "after a validation": lambda: (*_checkpoints(), True),
-    "between two passes over the data": lambda: (*_stream(), False),
-    "in the test": lambda: (*_module("test_step"), False),
+    "in the loss": ("lightning_tfm.tasks.seq2seq.token_nll", True),
+    "in a training step": ("lightning_tfm.tasks.Seq2SeqModule.training_step", False),
+    "before an update of the weights": ("torch.optim.AdamW.step", False),
+    "after an update of the weights": ("torch.optim.AdamW.step", True),
+    "while a checkpoint is written": ("lightning_tfm.checkpoint.archive._ChecksumWriter.write", True),
+    "while shards are written": ("torch.distributed.checkpoint.HuggingFaceStorageWriter.write_data", False),
+    "before a checkpoint is on the disk": ("os.fsync", False),
+    "after a checkpoint is in its place": ("pathlib.Path.replace", True),
+    "in a validation": ("lightning_tfm.tasks.Seq2SeqModule.validation_step", False),
+    "after a validation": ("lightning_tfm.callbacks.Checkpoints.on_validation_end", True),
+    "between two passes over the data": ("lightning_tfm.data.LengthGroupedSampler._epoch", False),
+    "in the test": ("lightning_tfm.tasks.Seq2SeqModule.test_step", False),
 }
-"""Moments of a fault: the owner and name of a function, and whether the fault comes after the call or before.
+"""Moments of a fault: the name of a function, and whether the fault comes after the call or before.
 
 Of the calls of the system, see COUNTED, only those for a checkpoint count.
 """

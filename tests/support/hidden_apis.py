@@ -13,8 +13,6 @@ Opening a text file without an encoding also raises an error, because the defaul
     python -X warn_default_encoding tests/support/hidden_apis.py '[["fit", "--config", "copy_gpt.yaml"]]'
 """
 
-from __future__ import annotations
-
 import builtins
 import importlib
 import json

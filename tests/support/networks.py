@@ -1,7 +1,5 @@
 """Small networks of all kinds."""
 
-from __future__ import annotations
-
 import inspect
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Pages of HTML: their data, and how they look in a browser."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Simulation of a power loss: a run records what it synchronizes to disk, from which crashed folders are built."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import stat

@@ -3,8 +3,6 @@
 The processes are forked from a server that has imported the package, so that each starts immediately.
 """
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import os
@@ -24,7 +22,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import torch
 import wandb
@@ -64,7 +62,7 @@ class Child:
             assert self.process.is_alive(), self.err.read_text()
             time.sleep(0.02)
 
-    def finish(self) -> Child:
+    def finish(self) -> Self:
         """Wait for all processes, which must succeed."""
         assert self.wait() == 0, self.err.read_text()
         return self

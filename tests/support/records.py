@@ -1,7 +1,5 @@
 """Contents of the files of a run, and runs that were never trained."""
 
-from __future__ import annotations
-
 import json
 
 import yaml
@@ -18,14 +16,7 @@ START = {
     "git": {"commit": "0123456789abcdef", "dirty": True, "untracked": ["notes"]},
     "framework": {"commit": "0123456789abcdef", "dirty": False},
     "versions": {"lightning_tfm": "0.1.0", "torch": "2.13.0"},
-    "hardware": {
-        "system": "Linux",
-        "processor": "A",
-        "cores": 2,
-        "instruction_set": "AVX2",
-        "threads": 1,
-        "gpus": [],
-    },
+    "hardware": {"system": "Linux", "processor": "A", "cores": 2, "instruction_set": "AVX2", "threads": 1, "gpus": []},
     "processes": 1,
     "data_fingerprint": {"train": "x", "test": "y"},
     "tokenizer_fingerprint": "x",
@@ -64,11 +55,3 @@ def write_run(folder, config=None, summary=None, start=None, predictions=()):
     if predictions:
         run.write_predictions([PREDICTION | prediction for prediction in predictions])
     return run
-
-
-def lines_of(folder):
-    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
-
-
-def metrics_of(folder):
-    return json.loads((folder / "summary.json").read_text())

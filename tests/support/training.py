@@ -1,7 +1,5 @@
 """Short training in this process."""
 
-from __future__ import annotations
-
 import lightning
 
 from datamodules import Copy

@@ -1,7 +1,5 @@
 """The state of a repository, in which no program of the repository is run."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

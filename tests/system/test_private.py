@@ -1,13 +1,12 @@
 """Private names of other packages, which an update may rename."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re
 import sys
 import warnings
 from datetime import timedelta
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,6 +81,7 @@ def test_a_private_name_of_another_object_is_found(line):
     assert len(private_names_of_others(line)) == 1
 
 
+@cache
 def private_names(cls: type) -> set[str]:
     """Return the private names that a class defines, or uses of itself."""
     used = re.findall(r"(?:self|super\([^()]*\))\.(\w+)", inspect.getsource(cls))
@@ -138,9 +138,21 @@ def test_the_loader_of_the_parser_is_replaced(monkeypatch):
     assert "[1, 2]" in streams
 
 
-@pytest.mark.parametrize("method", ["popen", "fork"])
-def test_the_start_method_of_a_strategy_is_known(method):
-    assert private.start_method(DDPStrategy(start_method=method)) == method
+@pytest.mark.parametrize(
+    ("read", "make", "settings"),
+    [
+        (private.start_method, DDPStrategy, {"start_method": ("popen", "fork")}),
+        (private.stops_after_epochs, partial(EarlyStopping, "val/loss"), {"check_on_train_epoch_end": (False, True)}),
+        (private.saves_after_epochs, ModelCheckpoint, {"save_on_train_epoch_end": (False, True)}),
+        (private.epochs_between_saves, ModelCheckpoint, {"every_n_epochs": (1, 3)}),
+        (private.timer_interval, Timer, {"interval": ("step", "epoch")}),
+        (private.logger_version, partial(CSVLogger, "runs"), {"version": (None, "version_3")}),
+    ],
+)
+def test_a_setting_that_is_private_is_read(read, make, settings):
+    ((name, values),) = settings.items()
+    for value in values:
+        assert read(make(**{name: value})) == value
 
 
 def test_only_the_default_timeout_of_a_strategy_is_replaced():
@@ -149,14 +161,6 @@ def test_only_the_default_timeout_of_a_strategy_is_replaced():
         private.replace_default_timeout(strategy, timedelta(seconds=3))
         limits.append(strategy._timeout)
     assert limits == [timedelta(seconds=3), timedelta(seconds=7)]
-
-
-@pytest.mark.parametrize("by_epoch", [False, True])
-def test_what_counts_epochs_is_known(by_epoch):
-    assert private.stops_after_epochs(EarlyStopping("val/loss", check_on_train_epoch_end=by_epoch)) is by_epoch
-    assert private.saves_after_epochs(ModelCheckpoint(save_on_train_epoch_end=by_epoch)) is by_epoch
-    assert private.epochs_between_saves(ModelCheckpoint(every_n_epochs=3 if by_epoch else 1)) == (3 if by_epoch else 1)
-    assert private.timer_interval(Timer(interval="epoch" if by_epoch else "step")) == ("epoch" if by_epoch else "step")
 
 
 def test_the_version_and_the_writer_of_a_logger_are_set(tmp_path):

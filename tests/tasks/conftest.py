@@ -1,7 +1,5 @@
 """Fixtures of the runs of all tasks."""
 
-from __future__ import annotations
-
 import pytest
 
 from support.experiments import TASKS, trained_run

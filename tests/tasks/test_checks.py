@@ -1,7 +1,5 @@
 """Checks of a run, each once, before the command writes anything and before Lightning starts other runs."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import lightning

@@ -1,7 +1,5 @@
 """Exact match and symbol error rate of decoded texts."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Masked language modeling: the masks, and the network that predicts masked tokens."""
 
-from __future__ import annotations
-
 import math
 
 import lightning

@@ -1,7 +1,5 @@
 """Alignment scores equal their definitions."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

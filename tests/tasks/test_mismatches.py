@@ -1,7 +1,5 @@
 """Data, tasks and networks that do not fit each other."""
 
-from __future__ import annotations
-
 import re
 from typing import get_args
 

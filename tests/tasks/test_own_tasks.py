@@ -1,7 +1,5 @@
 """The task of the guide to own tasks, which defines only the required members, and the class of a checkpoint."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter, defaultdict
@@ -17,7 +15,6 @@ from lightning_tfm.inference import Seq2SeqPredictor
 from lightning_tfm.networks import MaskedEncoder
 from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tasks import TaskModule
-from support.processes import in_process
 
 GUIDE = (Path(__file__).parents[2] / "docs/guides/own_task.md").read_text()
 MAX_MEMBERS = 7
@@ -43,7 +40,7 @@ def most_frequent_tags(pairs):
     return {character: tags.most_common(1)[0][0] for character, tags in counts.items()}
 
 
-def test_the_tagger_of_the_guide_learns_from_context(tagging, monkeypatch, capsys):
+def test_the_tagger_of_the_guide_learns_from_context(tagging, command):
     members = [name for name in vars(tagging.Tagger) if not name.startswith("_")]
     assert len(members) <= MAX_MEMBERS
     lightning.seed_everything(1, verbose=False)
@@ -68,10 +65,9 @@ def test_the_tagger_of_the_guide_learns_from_context(tagging, monkeypatch, capsy
     predictor = load("tagger.ckpt", ["tagging"])
     assert predictor.predict(lines) == module.predict(lines)
     assert predictor.predict(["1" * 11])[0].text is None  # the line is too long, the others are not
-    capsys.readouterr()
-    assert in_process(monkeypatch, "generate", "tagger.ckpt", lines[0], "--trust-package", "tagging") == 0
-    assert capsys.readouterr().out == f"{predictor.predict(lines)[0].text}\n"
-    assert in_process(monkeypatch, "export", "tagger.ckpt", "--output", "exported", "--trust-package", "tagging") == 0
+    printed = command("generate", "tagger.ckpt", lines[0], "--trust-package", "tagging").out
+    assert printed == f"{predictor.predict(lines)[0].text}\n"
+    command("export", "tagger.ckpt", "--output", "exported", "--trust-package", "tagging")
 
 
 def test_a_checkpoint_names_the_predictor_unless_the_task_overrides_it():

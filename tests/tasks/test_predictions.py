@@ -1,8 +1,7 @@
 """Predictions of all tasks by the command `generate`."""
 
-from __future__ import annotations
-
 import math
+import re
 import unicodedata
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference.loading import load
 from lightning_tfm.tokenization import normalize_text
-from support.experiments import trained_run
+from support.experiments import folder, trained_run
 
 
 def test_generate_writes_an_output_for_every_line(task, trained, tmp_path, command):
@@ -55,11 +54,12 @@ def encoded(checkpoint, text):
 def test_nfc_and_nfd_inputs_have_the_same_outputs(task, trained, tmp_path, command):
     inputs = "schl\u00e4ft \ud55c" + task.startswith("masked") * "[MASK]"
     checkpoint, results = trained / "checkpoints/best.ckpt", []
+    options = ["--max-tokens=5"] if task.startswith("text") else []
     for form in ("NFC", "NFD"):
         text = unicodedata.normalize(form, inputs)
         (tmp_path / form).write_text(f"{text}\n")
         for arguments in ([text], ["--input", tmp_path / form]):
-            results.append((command("generate", checkpoint, *arguments), encoded(checkpoint, text)))
+            results.append((command("generate", checkpoint, *arguments, *options), encoded(checkpoint, text)))
     assert results[1:] == results[:1] * 3
 
 
@@ -92,12 +92,11 @@ def test_prompts_are_continued_as_typed(tmp_path_factory, command):
     ]
 
 
-def test_a_line_that_is_not_utf8_is_reported(trained, tmp_path, command):
-    (tmp_path / "input").write_bytes(b"ein Hund\nein H\xfcnd\n")
-    checkpoint = trained / "checkpoints/best.ckpt"
-    out, err = command("generate", checkpoint, "--input", tmp_path / "input", status=1)
-    assert "line 2: it is not valid UTF-8" in err
-    assert out.endswith("\n\n"), "one line of output per line of input"
+def test_a_line_longer_than_the_network_allows_is_reported(reference, command):
+    checkpoint = folder(reference("gpt"), "gpt") / "checkpoints/best.ckpt"
+    out, err = command("generate", checkpoint, "1 " * 400, "3 1 2", status=1)
+    assert [bool(line) for line in out.splitlines()] == [False, True]
+    assert re.match(r"lightning-tfm: line 1: .* tokens, .*max_length", err)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Mathematics of a training step, compared with float64 on all tokens at once and with torch."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from types import SimpleNamespace

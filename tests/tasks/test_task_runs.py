@@ -1,7 +1,5 @@
 """Runs of all tasks: killed, of two processes and averaged."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -11,9 +9,8 @@ from lightning_tfm.checkpoint import read
 from lightning_tfm.runs.record import Run
 from support.corpora import write_lines
 from support.equality import assert_same_files, contents
-from support.experiments import new_folders, write_task
-from support.processes import run, start, start_two
-from support.records import lines_of, metrics_of
+from support.experiments import write_task
+from support.processes import run
 
 pytestmark = pytest.mark.run
 
@@ -21,22 +18,10 @@ pytestmark = pytest.mark.run
 def test_a_killed_run_resumes_bitwise(task, trained, tmp_path):
     path = trained.parents[2] / f"{task}.yaml"
     arguments = ("fit", "--config", path, "--ckpt_path=last")
-    for call in (7, 9, 23):
+    for call in (7, 23):
         run(*arguments, cwd=tmp_path, fault=("before an update of the weights", call)).die()
     run(*arguments, cwd=tmp_path).finish()
     assert_same_files(tmp_path / f"runs/{task}/version_0", trained)
-
-
-def test_two_processes_reach_the_same_test_metrics(task, trained, tmp_path):
-    """Each example is scored once; the weights hardly change, and sums in another order may round differently."""
-    path = trained.parents[2] / f"{task}.yaml"
-    arguments = ["fit", "--config", path, "--trainer.max_steps=1"]
-    arguments.append("--model.init_args.optimizer.init_args.lr=1e-12")
-    folders = new_folders(tmp_path, "one", "two")
-    for begin, cwd in zip((start, start_two), folders, strict=True):
-        begin(*arguments, cwd=cwd).finish()
-    one, two = (metrics_of(cwd / f"runs/{task}/version_0")["test"] for cwd in folders)
-    assert two == pytest.approx(one, rel=1e-4, abs=1e-4)
 
 
 def test_a_checkpoint_is_tested_in_a_folder_of_its_own(task, trained, tmp_path):
@@ -46,22 +31,22 @@ def test_a_checkpoint_is_tested_in_a_folder_of_its_own(task, trained, tmp_path):
         child = run(command, trained / "checkpoints/best.ckpt", cwd=tmp_path).finish()
         printed = child.out.read_text()
         folder = max(tmp_path.glob(f"runs/{task}/{command}_*"))
-        summary = metrics_of(folder)
-        assert summary["checkpoint"] == str(trained / "checkpoints/best.ckpt")
-        for name, value in summary[split].items():
+        summary = Run(folder).summary
+        assert summary.checkpoint == str(trained / "checkpoints/best.ckpt")
+        for name, value in getattr(summary, split).items():
             assert re.search(rf"^ *{name} +{value:.4f} *$", printed, re.MULTILINE)
-        for name, signature in summary.get("signatures", {}).items():
+        for name, signature in summary.signatures.items():
             assert f"{name}: {signature}\n" in printed
         assert f"The results are saved in {folder.relative_to(tmp_path)}.\n" in printed
         (start,) = Run(folder).starts
-        assert start["checkpoint"] == summary["checkpoint"]
-        assert (start["step"], start["changed_settings"]) == (summary["steps"], {})
+        assert start["checkpoint"] == summary.checkpoint
+        assert (start["step"], start["changed_settings"]) == (summary.steps, {})
         if command == "test":
-            assert summary["test"] == metrics_of(trained)["test"]
+            assert summary.test == Run(trained).summary.test
             if (trained / "predictions.jsonl").exists():
                 assert (folder / "predictions.jsonl").read_bytes() == (trained / "predictions.jsonl").read_bytes()
         elif (trained / "predictions.jsonl").exists():
-            assert {line["split"] for line in lines_of(folder)} == {"val"}
+            assert {line["split"] for line in Run(folder).predictions} == {"val"}
     assert {path.name for path in tmp_path.glob(f"runs/{task}/*")} == {"test_0", "validate_0", "test_1"}
     assert contents(trained) == before
     child = run("runs", cwd=tmp_path)
@@ -83,24 +68,16 @@ def test_sources_that_also_occur_in_training_are_counted(task, tmp_path):
     assert counts[1] == counts[2] or (task.startswith("reviews") and int(counts[1]) > 100)  # some are held out of train
 
 
-def test_averaged_weights_are_validated_tested_and_resumed(tmp_path):
-    """The best checkpoint contains the average, and a killed run resumes it bit for bit."""
+def test_averaged_weights_are_saved_and_tested(tmp_path):
     path = write_task("reviews_classifier", tmp_path)
     averaging = "--trainer.callbacks+={class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {decay: 0.8}}"
-    arguments = ["fit", "--config", path, averaging, "--trainer.max_steps=10", "--checkpoint.every_n_train_steps=1"]
-    whole, killed = new_folders(tmp_path, "whole", "killed")
-    run(*arguments, cwd=whole).finish()
-    for call in (4, 5):
-        run(*arguments, "--ckpt_path=last", cwd=killed, fault=("before an update of the weights", call)).die()
-    run(*arguments, "--ckpt_path=last", cwd=killed).finish()
-    folders = [cwd / "runs/reviews_classifier/version_0" for cwd in (whole, killed)]
-    assert_same_files(*folders)
-    last = read(folders[0] / "checkpoints/last.ckpt")
+    run("fit", "--config", path, averaging, "--trainer.max_steps=10", cwd=tmp_path).finish()
+    trained = Run(tmp_path / "runs/reviews_classifier/version_0")
+    last = read(trained.checkpoint_folder / Run.LAST)
     assert any(not weight.equal(last["current_model_state"][name]) for name, weight in last["state_dict"].items())
-    child = run("test", "--config", path, "--ckpt_path", folders[0] / "checkpoints/best.ckpt", cwd=tmp_path).finish()
-    accuracy = metrics_of(folders[0])["test"]["accuracy"]
+    child = run("test", "--config", path, "--ckpt_path", trained.checkpoint_folder / Run.BEST, cwd=tmp_path).finish()
     printed = float(re.search(r"^ *accuracy +([\d.]+)", child.out.read_text(), re.MULTILINE)[1])
-    assert printed == pytest.approx(accuracy, abs=1e-4), "the average is tested"
+    assert printed == pytest.approx(trained.summary.test["accuracy"], abs=1e-4), "the average is tested"
 
 
 def test_adding_or_removing_weight_averaging_is_refused_on_resuming(tmp_path, command):

@@ -1,8 +1,5 @@
 """Results of all tasks on small files."""
 
-from __future__ import annotations
-
-import json
 import re
 
 import pytest
@@ -17,8 +14,11 @@ from lightning_tfm.reporting.collect import collect_run
 from lightning_tfm.runs.record import Run
 from support.corpora import TEXT, reviews, write_imdb
 from support.experiments import TASKS, write_task
+from support.pages import page_data
 from support.processes import run
-from support.records import lines_of, metrics_of
+
+ONE_OF_EACH = ["translation_transformer", "text_gpt", "masked_encoder", "reviews_classifier"]
+"""A run of each task."""
 
 
 def test_training_lowers_the_loss_and_reports_metrics(trained, task):
@@ -34,18 +34,18 @@ def test_training_lowers_the_loss_and_reports_metrics(trained, task):
         "masked": {"loss", "perplexity", "accuracy"},
         "reviews": {"loss", "accuracy", "f1"},
     }
-    summary = metrics_of(trained)
-    assert set(summary["test"]) == expected[task.partition("_")[0]]
-    assert summary["samples_per_second"] > 0
+    summary = Run(trained).summary
+    assert set(summary.test) == expected[task.partition("_")[0]]
+    assert summary.samples_per_second > 0
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS if task.startswith("translation")], indirect=True)
 def test_scores_and_signatures_equal_sacrebleu(task, trained):
-    lines, summary = lines_of(trained), metrics_of(trained)
+    lines, summary = Run(trained).predictions, Run(trained).summary
     predictions, references = [line["prediction"] for line in lines], [[line["target"] for line in lines]]
     for name, metric in (("bleu", sacrebleu.BLEU()), ("chrf", sacrebleu.CHRF())):
-        assert summary["test"][name] == pytest.approx(metric.corpus_score(predictions, references).score, abs=1e-3)
-        assert summary["signatures"][name] == str(metric.get_signature())
+        assert summary.test[name] == pytest.approx(metric.corpus_score(predictions, references).score, abs=1e-3)
+        assert summary.signatures[name] == str(metric.get_signature())
 
 
 @pytest.mark.parametrize("task", ["spelling_gpt", "text_gpt"])
@@ -59,12 +59,12 @@ def test_data_without_a_test_split_are_tested_on_the_validation_split(task, tmp_
     child = run("fit", "--config", path, "--trainer.max_steps=10", cwd=tmp_path).finish()
     assert "the data have no test split: the model is tested on the validation split" in child.err.read_text()
     folder = tmp_path / f"runs/{task}/version_0"
-    summary = metrics_of(folder)
-    assert "test" not in summary
+    summary = Run(folder).summary
+    assert summary.test is None
     rows = Run(folder).metrics()
     validated = {row["step"] + 1: row["val/loss"] for row in rows if "val/loss" in row}
-    assert summary["val"]["loss"] == pytest.approx(rows[-1]["val/final/loss"])
-    assert summary["val"]["loss"] == pytest.approx(min(validated.values()))
+    assert summary.val["loss"] == pytest.approx(rows[-1]["val/final/loss"])
+    assert summary.val["loss"] == pytest.approx(min(validated.values()))
     assert "val/loss" not in rows[-1]
     assert not any(name.startswith("test") for row in rows for name in row)
     curves = collect_run(folder, "run", 1_000, []).curves
@@ -76,14 +76,11 @@ def test_data_without_a_test_split_are_tested_on_the_validation_split(task, tmp_
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS if task.startswith("reviews")], indirect=True)
-def test_accuracy_and_f1_match_the_predictions(trained, task):
-    lines, test = lines_of(trained), metrics_of(trained)["test"]
-    assert test["accuracy"] == pytest.approx(sum(line["correct"] for line in lines) / len(lines))
-    scores = []
-    for label in ("neg", "pos"):
-        hits = sum(line["prediction"] == line["target"] == label for line in lines)
-        scores.append(2 * hits / sum((line["prediction"] == label) + (line["target"] == label) for line in lines))
-    assert test["f1"] == pytest.approx(sum(scores) / 2)
+def test_the_accuracy_of_a_classifier_matches_its_predictions(trained, task):
+    lines = Run(trained).predictions
+    assert all(line["correct"] == (line["prediction"] == line["target"]) for line in lines)
+    accuracy = sum(line["correct"] for line in lines) / len(lines)
+    assert Run(trained).summary.test["accuracy"] == pytest.approx(accuracy)
     assert all(0.5 <= line["probability"] <= 1 for line in lines)
     assert (trained / "confusion.png").stat().st_size > 5_000
 
@@ -115,17 +112,18 @@ def test_the_attention_of_a_language_model_is_causal(trained, task):
         torch.testing.assert_close(attention_map.weights.sum(-1), torch.ones(attention_map.weights.shape[:2]))
 
 
+@pytest.mark.parametrize("task", ONE_OF_EACH, indirect=True)
 def test_a_report_shows_every_task(task, trained, tmp_path, command):
     page = tmp_path / "report.html"
     command("report", trained, "--output", page)
     html = page.read_text()
     assert "val/loss" in html
-    (data,) = json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1])["runs"]
+    (data,) = page_data(html)["runs"]
     assert data["attention"]
     if task.startswith(("text", "masked")):
         assert data["attention"][0]["title"][:30] in TEXT
     else:
-        assert lines_of(trained)[0]["source"][:5] in html
+        assert Run(trained).predictions[0]["source"][:5] in html
     assert ("probability" in data["predictions"][0] if data["predictions"] else False) == task.startswith("reviews")
 
 
@@ -134,6 +132,6 @@ def test_an_archive_in_the_layout_of_imdb_is_learned_and_classified(tmp_path, co
     size = ["--trainer.max_steps=120", "--trainer.val_check_interval=40", "--trainer.accelerator=cpu"]
     run("fit", "imdb_classifier", *size, "--model.optimizer.lr=0.003", cwd=tmp_path).finish()
     folder = tmp_path / "runs/imdb_classifier/version_0"
-    assert len(lines_of(folder)) == 60, "the test split of the archive is tested"
-    assert metrics_of(folder)["test"]["accuracy"] > 0.9
+    assert len(Run(folder).predictions) == 60, "the test split of the archive is tested"
+    assert Run(folder).summary.test["accuracy"] > 0.9
     assert command("generate", folder / "checkpoints/best.ckpt", "the film Great! plot").out.startswith("pos")
