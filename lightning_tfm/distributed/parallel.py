@@ -11,10 +11,11 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import torch
+import torch.utils.checkpoint
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -96,7 +97,8 @@ def parallelize(network: Network, mesh: DeviceMesh, activation_checkpointing: bo
             _divide(layer, tensor)
     if activation_checkpointing:
         for layer in layers:
-            private.checkpoint_activations(layer)
+            # Unlike a wrapper module, this keeps the names of the weights.
+            layer.forward = partial(torch.utils.checkpoint.checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
     if data.size() > 1:
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # it is not modified in place
         for layer in layers:

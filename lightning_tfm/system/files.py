@@ -20,7 +20,7 @@ def atomic_write(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         mode: the permissions of the file, before the umask.
 
     Yields:
-        The temporary file.
+        The temporary file, which can also be read.
 
     Note:
         The temporary file is removed after an error. Its name is always `path` with the suffix .part, so killed
@@ -29,7 +29,7 @@ def atomic_write(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     beside = path.with_name(path.name + ".part")
     make_folder(path.parent)
     try:
-        with naming_file(path), open(beside, "wb", opener=partial(os.open, mode=mode)) as file:
+        with naming_file(path), open(beside, "w+b", opener=partial(os.open, mode=mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

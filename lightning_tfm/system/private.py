@@ -226,13 +226,6 @@ def default_store() -> Any:
     return distributed_c10d._get_default_store()
 
 
-def checkpoint_activations(module: nn.Module) -> None:
-    """Compute the activations of a module again in the backward pass, without a wrapper that renames its weights."""
-    from torch.distributed._composable.checkpoint_activation import checkpoint
-
-    checkpoint(module)
-
-
 def fake_mode(**settings: Any) -> AbstractContextManager[Any]:
     """Return a context in which tensors have shapes but no memory."""
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -302,14 +295,6 @@ def add(tensors: list[Tensor], others: list[Tensor]) -> None:
     import torch
 
     torch._foreach_add_(tensors, others)
-
-
-def clamp(tensors: list[Tensor], limit: float) -> None:
-    """Clamp the values of tensors to [-limit, limit], in place."""
-    import torch
-
-    torch._foreach_clamp_min_(tensors, -limit)
-    torch._foreach_clamp_max_(tensors, limit)
 
 
 def norms(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:

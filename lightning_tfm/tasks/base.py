@@ -62,7 +62,7 @@ class TaskModule(Predictor, EvaluationModule):
         datamodule_class: the base class of the data modules on which the task can be trained.
         step_arguments: the arguments of the constructor that change the loss of a step.
         step: the training step.
-        resumed_step: the step of the checkpoint from which training is resumed; None for a new run.
+        resumed_step: the step of the checkpoint that `check` has checked to resume training from it; None otherwise.
     """
 
     datamodule_class: ClassVar[type[TaskDataModule]]
@@ -84,8 +84,7 @@ class TaskModule(Predictor, EvaluationModule):
         self.step = TrainingStep({})
         self.skipped_steps = 0  # by the gradient scaler of float16
         self.resumed_step: int | None = None
-        self.is_restored = False  # from a checkpoint
-        self.is_checked = False  # by the command, before it starts the Trainer
+        self.is_checked = False  # before the run starts
         self.save_hyperparameters(
             {
                 "class_path": class_path(type(self)),
@@ -148,7 +147,8 @@ class TaskModule(Predictor, EvaluationModule):
         if self.trainer.precision == "64-true":
             self.double()
         if not self.is_checked:
-            self._check_run(self.trainer, self.trainer.datamodule, stage)
+            self.check(self.trainer, self.trainer.datamodule, stage)
+        self.is_checked = False
         if self.trainer.datamodule is not None:
             # The data module divides batches among processes, so Lightning must not do it again.
             keep_sampler(self.trainer)
@@ -171,31 +171,30 @@ class TaskModule(Predictor, EvaluationModule):
     def check(
         self,
         trainer: Trainer,
-        data: TaskDataModule,
+        data: TaskDataModule | None,
         stage: str,
-        settings: Any,
-        checkpoint: Mapping[str, Any] | None,
-        path: str,
+        settings: Any = None,
+        checkpoint: Mapping[str, Any] | None = None,
+        path: str = "",
     ) -> None:
-        """Check the run of a command before it starts, see `check_trainer`; `setup` checks other runs.
+        """Check a run before it starts: the command calls this before it writes anything, otherwise `setup` does.
 
         Args:
             trainer: the trainer.
-            data: the data module.
+            data: the data module; None if the user passes loaders instead.
             stage: "fit", "validate" or "test".
-            settings: the settings of the trainer, of which a dry run has replaced some.
-            checkpoint: the content of the checkpoint to resume or to evaluate; None if there is none.
+            settings: the settings of the trainer, of which a dry run has replaced some, see `check_trainer`.
+            checkpoint: the content of the checkpoint to resume or to evaluate; None if there is none, or if it is
+                checked when it is loaded.
             path: the path of the checkpoint.
         """
-        self._check_run(trainer, data, stage, settings)
+        check_trainer(trainer, stage, settings)
+        if data is not None:
+            self.check_data(data, trainer)
         if checkpoint is not None:
             self.check_checkpoint(dict(checkpoint), path, trainer, resuming=stage == "fit")
+            self.resumed_step = checkpoint["global_step"] if stage == "fit" else None
         self.is_checked = True
-
-    def _check_run(self, trainer: Trainer, data: TaskDataModule | None, stage: str, settings: Any = None) -> None:
-        check_trainer(trainer, stage, settings)
-        if data is not None:  # the user may pass loaders instead
-            self.check_data(data, trainer)
 
     def configure_model(self) -> None:
         """Divide the network among the processes, if the strategy does."""
@@ -222,7 +221,7 @@ class TaskModule(Predictor, EvaluationModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_fit_start(self) -> None:
-        if not self.is_restored and not is_parallel(self.network):
+        if self.trainer.ckpt_path is None and not is_parallel(self.network):
             self.load_pretrained()
         if self.scales_gradients:  # torch warns if the scaler skips the first step, after which the rate still changes
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
@@ -312,20 +311,18 @@ class TaskModule(Predictor, EvaluationModule):
         averages = any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)
         settings = self.step_settings(trainer)
         check_fits(checkpoint, path, dict(self.hparams_initial), shapes, resuming, averages, settings)
-        self.resumed_step = checkpoint["global_step"] if resuming else None
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if has_trainer(self) and self.trainer.state.fn == TrainerFn.FITTING:
-            if not self.is_checked:
+            if self.resumed_step is None:
                 self.check_checkpoint(checkpoint, self.trainer.ckpt_path or "", self.trainer, resuming=True)
         else:
             checkpoint.pop("loops", None)  # the progress of the training, which Lightning would restore
         self.skipped_steps = checkpoint.get("skipped_steps", 0)
         self.alignment_head = checkpoint.get("alignment_head")
-        self.is_restored = True
 
     def teardown(self, stage: str) -> None:
-        self.is_checked, self.resumed_step = False, None
+        self.resumed_step = None
 
     def on_train_end(self) -> None:
         self.check_finite()

@@ -12,7 +12,7 @@ from lightning_tfm.data import BatchDivision, stable_hash
 from lightning_tfm.distributed.parallel import norms
 from lightning_tfm.distributed.tensors import local
 from lightning_tfm.errors import UserError
-from lightning_tfm.system.private import clamp, multiply
+from lightning_tfm.system.private import multiply
 
 
 class TrainingStep:
@@ -104,10 +104,9 @@ class TrainingStep:
         scale = self._scale
         if limit and not by_value:
             scale = scale * (limit / (self.norms.norm() + 1e-6)).clamp(max=1)  # as in torch.nn.utils
-        gradients = [local(gradient) for gradient in self._gradients()]
-        multiply(gradients, scale)
+        multiply([local(gradient) for gradient in self._gradients()], scale)
         if limit and by_value:
-            clamp(gradients, limit)
+            nn.utils.clip_grad_value_(self.weights.values(), limit)
 
     def check_finite(self, last_step: int, skips_overflows: bool = False) -> int:
         """Check that the loss and the gradients of all steps since the last check are finite.

@@ -54,7 +54,7 @@ KILLED = {
     "in a training step": 60,
     "before an update of the weights": 15,
     "after an update of the weights": 15,
-    "while a checkpoint is written": 1500,  # of about 350 for each checkpoint
+    "while a checkpoint is written": 300,  # of about 70 for each checkpoint
     "after a checkpoint is in its place": 6,
 }
 """Moments of kills, and the most calls before one."""

@@ -24,7 +24,7 @@ def test_repeated_runs_are_bitwise_equal(model, num_workers, reference, tmp_path
 
 KILLS = [
     ("before an update of the weights", 3),
-    ("while a checkpoint is written", 400),
+    ("while a checkpoint is written", 80),
     ("in a validation", 2),
     ("after an update of the weights", 8),
     ("before a checkpoint is on the disk", 2),

@@ -67,7 +67,7 @@ MOMENTS = {
     "in a training step": ("lightning_tfm.tasks.Seq2SeqModule.training_step", False),
     "before an update of the weights": ("torch.optim.AdamW.step", False),
     "after an update of the weights": ("torch.optim.AdamW.step", True),
-    "while a checkpoint is written": ("lightning_tfm.checkpoint.archive._ChecksumWriter.write", True),
+    "while a checkpoint is written": ("torch._C.PyTorchFileWriter.write_record", True),
     "while shards are written": ("torch.distributed.checkpoint.HuggingFaceStorageWriter.write_data", False),
     "before a checkpoint is on the disk": ("os.fsync", False),
     "after a checkpoint is in its place": ("pathlib.Path.replace", True),

@@ -293,16 +293,6 @@ def test_the_default_store_of_a_group_is_known():
         torch.distributed.destroy_process_group()
 
 
-def test_activations_are_computed_again_without_other_names_of_weights():
-    calls, layer = [], nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    layer[0].register_forward_hook(lambda *_: calls.append("forward"))
-    names = [*layer.state_dict()]
-    private.checkpoint_activations(layer)
-    layer(torch.ones(1, 2)).sum().backward()
-    assert len(calls) == 2
-    assert [*layer.state_dict()] == names
-
-
 def test_tensors_of_the_fake_mode_have_no_memory():
     with private.fake_mode():
         assert torch.empty(10**15).shape == (10**15,)
@@ -347,8 +337,7 @@ def test_tensors_are_changed_and_measured_together():
     assert torch.stack(private.norms(tensors, torch.float64)).tolist() == [5, 1]
     private.add(tensors, [torch.ones(2), torch.ones(1)])
     private.multiply(tensors, torch.tensor(2.0))
-    private.clamp(tensors, 5)
-    assert [tensor.tolist() for tensor in tensors] == [[5, -5], [4]]
+    assert [tensor.tolist() for tensor in tensors] == [[8, -6], [4]]
 
 
 def test_the_gradient_of_a_softmax_is_that_of_autograd():
