@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -115,17 +114,6 @@ def test_interrupted_reproduction_is_resumed(project):
     assert first_step == 0
     assert all(step >= 5 for step in later)
     assert len(list((project / "out").glob("*/*/summary.json"))) == 2
-
-
-@pytest.mark.run
-def test_failed_runs_fail_claims(project):
-    path = project / "experiments/copy_gpt.yaml"
-    path.write_text(re.sub("lr: .*", "lr: 1e30", path.read_text()))
-    child = run("reproduce", "copy_gpt", "--seeds=4..5", cwd=project)
-    assert child.wait() == 1
-    printed = child.out.read_text()
-    assert printed.count("FAILED: loss and gradients must be finite") == 2
-    assert "0 of 1 claims hold" in printed
 
 
 @pytest.mark.run
