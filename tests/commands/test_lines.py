@@ -66,22 +66,6 @@ def log_probability(module, source, target):
     return total
 
 
-def test_scores_of_outputs_are_log_probabilities(checkpoint, sources):
-    module = load(checkpoint)
-    options = DecodingOptions(beam_size=4, n_best=3, scores=True)
-    for source, prediction in zip(sources, module.predict(sources, options), strict=True):
-        texts = [output.text for output in prediction.outputs]
-        assert 1 <= len(texts) <= 3
-        assert texts[0] == module.predict([source], DecodingOptions(beam_size=4))[0].text
-        for output in prediction.outputs:
-            assert output.log_probability < 0
-            whole = len(module.tokenizer.encode_target(output.text)) < module.max_target_length  # it was not cut off
-            # Subwords can spell a text in several ways.
-            if whole and module.tokenizer.word_indices(output.text) is None:
-                expected = log_probability(module, source, output.text)
-                assert output.log_probability == pytest.approx(expected, abs=1e-3)
-
-
 def test_int8_scores_are_close(checkpoint, sources, command):
     def columns(*arguments):
         return zip(*(line.split("\t") for line in command(*arguments)[0].splitlines()), strict=True)
@@ -337,14 +321,6 @@ def test_carriage_returns_end_lines_without_line_feeds(speller, tmp_path, comman
 
 
 # Long inputs
-
-
-def test_outputs_are_independent_of_batch(checkpoint, sources):
-    """Lines are sorted by length, and their outputs are in the order of the lines."""
-    module = load(checkpoint)
-    lines = [*sources, sources[0], *sources[::-1]]
-    alone = [module.predict([line])[0].text for line in lines]
-    assert [prediction.text for prediction in module.predict(lines)] == alone
 
 
 def test_input_is_read_in_chunks():

@@ -204,6 +204,7 @@ def test_log_probabilities_are_those_of_the_beam_search(network):
     """Both are the log p of the network over all tokens, including PAD and BOS, as in the loss."""
     predictor = Seq2SeqPredictor(network, SymbolTokenizer("abcdefgh"), 6).eval()
     (prediction,) = predictor.predict(["abc"], DecodingOptions(beam_size=4, n_best=3, scores=True))
+    assert prediction.text == predictor.predict(["abc"], DecodingOptions(beam_size=4))[0].text
     source = torch.tensor([[*predictor.tokenizer.encode("abc"), EOS]])
     tokens, scores = beam_search(network.decode_step, network.encode(source), 6, beam_size=4, n_best=3)
     for output, row, mean in zip(prediction.outputs, tokens[0], scores[0].tolist(), strict=True):
