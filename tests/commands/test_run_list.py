@@ -88,14 +88,6 @@ def test_names_are_printed_literally(name, shown, copies, listed):
     assert listed()[shown][1] == "finished"
 
 
-@pytest.mark.parametrize("content", [b"\xff\n", b"step,val/loss\n1,low\n\n"])
-def test_damaged_rows_of_metrics(content, copies, listed):
-    whole = copies("whole")
-    (copies("damaged") / "metrics.csv").write_bytes((whole / "metrics.csv").read_bytes() + content)
-    rows = listed()
-    assert rows["damaged"][1:] == rows["whole"][1:]
-
-
 @pytest.mark.parametrize(
     ("folder", "message"),
     [("nothing", "there is no folder 'nothing'; train a run with lightning-tfm fit"), (".", "'.' holds none")],

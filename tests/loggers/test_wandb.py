@@ -342,14 +342,16 @@ def test_two_processes_log_one_run(path, tmp_path):
     assert "The run is saved in" not in (tmp_path / "stdout_1").read_text()
 
 
-@pytest.mark.parametrize("class_path", [CSV, WANDB])
-def test_csv_is_always_written_to_the_expanded_save_dir(class_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("class_path", "expected"),
+    [(CSV, [(CSV, "/home/me/disk/runs")]), (WANDB, [(CSV, "runs"), (WANDB, "/home/me/disk/runs")])],
+)
+def test_csv_is_always_written_and_save_dir_is_expanded(class_path, expected, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("PLACE", "disk")
     logger = Namespace(class_path=class_path, init_args=Namespace(save_dir="~/$PLACE/runs", name=None))
-    loggers_with_csv = loggers_of_run(logger, "copy_gpt")
-    assert [logger.class_path for logger in loggers_with_csv] == ([CSV] if class_path == CSV else [CSV, WANDB])
-    assert {logger.init_args.save_dir for logger in loggers_with_csv} == {"/home/me/disk/runs"}
+    loggers = loggers_of_run(logger, "copy_gpt")
+    assert [(logger.class_path, logger.init_args.save_dir) for logger in loggers] == expected
 
 
 def test_tensorboard(tmp_path):
