@@ -47,6 +47,9 @@ def test_load(checkpoint):
     assert trained.network.hyper_parameters["vocab_size"] == trained.tokenizer.vocab_size
     with pytest.raises(AttributeError, match="no attribute 'lead'"):
         _ = lightning_tfm.lead
+    for folder in (checkpoint.parent, checkpoint.parents[1]):
+        with pytest.raises(UserError, match=rf"{folder}' is a folder; try '{checkpoint}'"):
+            lightning_tfm.load(folder)
 
 
 def test_exported_checkpoint_is_read_once(monkeypatch, tmp_path, tmp_path_factory, command):
