@@ -212,8 +212,7 @@ def test_too_few_rows_for_elastic_plan(setting, tmp_path, command):
         ([], "lightning-tfm plan needs the name of an experiment"),
     ],
 )
-def test_errors_are_one_line(arguments, message, monkeypatch, command, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_errors_are_one_line(arguments, message, command):
     _, error = command("plan", *arguments, status=2)
     assert message in error
     assert error.count("\n") == 1
