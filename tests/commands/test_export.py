@@ -18,7 +18,7 @@ from lightning_tfm.inference.decoding import decode
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
 from lightning_tfm.optimizers import class_path
 from lightning_tfm.tasks import Classifier, LanguageModel, Seq2SeqModule
-from lightning_tfm.tokenization import BOS, EOS, UNKNOWN, SymbolTokenizer, WordTokenizer, tokenizer_from_dict
+from lightning_tfm.tokenization import BOS, EOS, PAD, UNKNOWN, SymbolTokenizer, WordTokenizer, tokenizer_from_dict
 from support.experiments import TASKS, trained_run
 
 FORMATS = {"safetensors": "model.safetensors", "torch_export": "model.pt2", "onnx": "model.onnx"}
@@ -47,6 +47,9 @@ def test_load(checkpoint):
     assert trained.network.hyper_parameters["vocab_size"] == trained.tokenizer.vocab_size
     with pytest.raises(AttributeError, match="no attribute 'lead'"):
         _ = lightning_tfm.lead
+    for folder in (checkpoint.parent, checkpoint.parents[1]):
+        with pytest.raises(UserError, match=rf"{folder}' is a folder; try '{checkpoint}'"):
+            lightning_tfm.load(folder)
 
 
 def test_exported_checkpoint_is_read_once(monkeypatch, tmp_path, tmp_path_factory, command):
@@ -80,6 +83,7 @@ def test_exported_logits(format, checkpoint, tmp_path, command):
     assert tokenizer_from_dict(config["tokenizer"]).to_dict() == trained.tokenizer.to_dict()
     for rows, length in ((1, 1), (4, 7)):
         inputs = example_inputs(trained, rows, length)
+        assert all(((ids != PAD).long().diff(dim=1) <= 0).all() for ids in inputs.values()), "padded on the right"
         with torch.no_grad():
             expected = trained.network(**inputs)
         torch.testing.assert_close(run_exported(format, folder, config, trained, inputs), expected, rtol=0, atol=1e-4)
@@ -209,12 +213,13 @@ def test_export_with_few_positions(task):
     assert difference(module, program) < 1e-4
 
 
-def test_different_logits_are_not_written(checkpoint, monkeypatch, tmp_path, command):
+def test_neither_different_logits_nor_an_existing_folder_are_written(checkpoint, monkeypatch, tmp_path, command):
     """The writer reports a difference, as if the format had lost a weight."""
     monkeypatch.setitem(WRITERS, "safetensors", lambda trained, path: path.write_text("") or 0.5)
     _, err = command("export", checkpoint, "--output", tmp_path / "exported", status=2)
     assert "must give the outputs of the checkpoint within 0.0001, but differs by 0.5" in err
     assert list(tmp_path.iterdir()) == []
+    assert "--output must be a new folder" in command("export", checkpoint, "--output", tmp_path, status=2).err
 
 
 def test_difference_of_nan_and_shapes(checkpoint):
@@ -229,14 +234,3 @@ def test_difference_of_nan_and_shapes(checkpoint):
             return logits
 
         assert math.isnan(difference(trained, broken))
-
-
-def test_existing_folder_is_kept(checkpoint, tmp_path, command):
-    assert "--output must be a new folder" in command("export", checkpoint, "--output", tmp_path, status=2)[1]
-
-
-def test_example_inputs_are_padded(checkpoint):
-    trained = lightning_tfm.load(checkpoint)
-    for ids in example_inputs(trained, 3, 6).values():
-        assert ((ids != 0).long().diff(dim=1) <= 0).all()
-    assert isinstance(trained.network, EncoderClassifier) == isinstance(trained, ClassifierPredictor)

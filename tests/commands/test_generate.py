@@ -27,19 +27,14 @@ def test_a_very_long_line_does_not_affect_the_others(checkpoint, tmp_path, comma
     assert [outputs[0], outputs[2]] == OUTPUTS[:2]
 
 
-def test_generate_reports_lines_that_are_not_utf8(checkpoint, tmp_path, command):
-    (tmp_path / "input").write_bytes(b"\xef\xbb\xbf31/12/1999\n3 M\xff 1979\n29/02/2000")
-    out, err = command("generate", checkpoint, "--input", tmp_path / "input", status=1)
-    assert out.splitlines() == ["1999-12-31", "", "2000-02-29"]
-    assert "line 2: it is not valid UTF-8" in err
-
-
 def test_generate_reads_lines_as_training_does(checkpoint, tmp_path, command):
     """Surrounding blanks are stripped, and only line feeds end a line, so that outputs stay aligned."""
-    (tmp_path / "input").write_bytes(b" 31/12/1999\t\r\n29/02/2000\r\n3 May\r1979\n29/02/2000 \n")
+    content = b"\xef\xbb\xbf 31/12/1999\t\r\n29/02/2000\r\n3 M\xff 1979\r\n3 May\r1979\n29/02/2000 \n"
+    (tmp_path / "input").write_bytes(content)
     out, err = command("generate", checkpoint, "--input", tmp_path / "input", status=1)
-    assert out.split("\n") == ["1999-12-31", "2000-02-29", "", "2000-02-29", ""]
-    assert r"line 3: the vocabulary has no character '\r' (position 6" in err
+    assert out.split("\n") == ["1999-12-31", "2000-02-29", "", "", "2000-02-29", ""]
+    assert "line 3: it is not valid UTF-8; save" in err
+    assert r"line 4: the vocabulary has no character '\r' (position 6" in err
 
 
 def test_generate_reads_and_writes_files(checkpoint, tmp_path, command):
@@ -78,10 +73,13 @@ def test_a_mistake_in_generate_is_reported_in_one_line(options, message, checkpo
     assert message in mistake("generate", checkpoint, *texts, *options)
 
 
-def test_generate_refuses_a_binary_file(checkpoint, tmp_path, mistake):
-    (tmp_path / "input").write_bytes(bytes(range(256)))
-    message = mistake("generate", checkpoint, "--input", tmp_path / "input")
-    assert re.search("--input must be a text in UTF-8, but '.*input' has zero bytes", message)
+def test_a_file_in_another_encoding_is_refused(checkpoint, tmp_path, mistake):
+    for content, message in (
+        (bytes(range(256)), "--input must be a text in UTF-8, but '.*input' has zero bytes"),
+        ("a\n".encode("utf-16"), "in UTF-16 do; save it in UTF-8"),
+    ):
+        (tmp_path / "input").write_bytes(content)
+        assert re.search(message, mistake("generate", checkpoint, "--input", tmp_path / "input"))
 
 
 def test_generate_warns_of_a_text_longer_than_any_in_training(checkpoint, command):

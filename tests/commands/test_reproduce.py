@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -118,17 +117,6 @@ def test_interrupted_reproduction_is_resumed(project):
 
 
 @pytest.mark.run
-def test_failed_runs_fail_claims(project):
-    path = project / "experiments/copy_gpt.yaml"
-    path.write_text(re.sub("lr: .*", "lr: 1e30", path.read_text()))
-    child = run("reproduce", "copy_gpt", "--seeds=4..5", cwd=project)
-    assert child.wait() == 1
-    printed = child.out.read_text()
-    assert printed.count("FAILED: loss and gradients must be finite") == 2
-    assert "0 of 1 claims hold" in printed
-
-
-@pytest.mark.run
 def test_runs_of_different_settings_or_source(reproduced, tmp_path):
     project = shutil.copytree(reproduced, tmp_path / "project")
     path = project / "experiments/copy_gpt.yaml"
@@ -159,7 +147,7 @@ def test_runs_of_different_settings_or_source(reproduced, tmp_path):
         (["odd/odd.yaml"], "'odd/claims.yaml' must state the results of odd for two seeds or more"),
     ],
 )
-def test_errors_are_one_line(arguments, message, project):
+def test_errors_are_one_line(arguments, message, project, mistake):
     (project / "broken.yaml").write_text("# claims:\ntrainer: {\ndata: 3\n")
     (project / "latin.yaml").write_bytes(b"# claims:\n# caf\xe9\n")
     (project / "old").mkdir()
@@ -167,9 +155,7 @@ def test_errors_are_one_line(arguments, message, project):
     (project / "odd").mkdir()
     (project / "odd/odd.yaml").write_text("seed_everything: 1\n")
     (project / "odd/claims.yaml").write_text("odd: {test/loss: {11: 1.0}, training: {seconds: 1, machine: any}}\n")
-    child = run("reproduce", *arguments, cwd=project)
-    child.refuse(message)
-    assert len(child.err.read_text().splitlines()) == 1
+    assert message in mistake("reproduce", *arguments)
     assert not (project / "runs").exists()
 
 

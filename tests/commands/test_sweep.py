@@ -225,7 +225,7 @@ def test_trial_ranks(pretend, tmp_path):
     assert messages == {"the loss is not finite"}
 
 
-def test_max_kills_of_trial(pretend, tmp_path, monkeypatch):
+def test_max_kills(pretend, tmp_path, monkeypatch):
     worker = make_worker(write_file(tmp_path, run_cap=1), tmp_path / "new")
     monkeypatch.setattr(PretendedRun, "kills", 1.0)
     monkeypatch.setattr(PretendedRun, "num_started", 0)
@@ -233,15 +233,10 @@ def test_max_kills_of_trial(pretend, tmp_path, monkeypatch):
     (trial,) = worker.study.trials
     assert trial.user_attrs["error"].startswith(f"it was killed {MAX_KILLS} times")
     assert PretendedRun.num_started == MAX_KILLS
-
-
-def test_max_kills_of_dry_run(pretend, tmp_path, monkeypatch):
-    monkeypatch.setattr(PretendedRun, "kills", 1.0)
-    monkeypatch.setattr(PretendedRun, "num_started", 0)
     with pytest.raises(UserError, match=f"cannot run: it was killed {MAX_KILLS} times"):
-        pretend(write_file(tmp_path), tmp_path / "new")
-    assert PretendedRun.num_started == MAX_KILLS
-    assert not (tmp_path / "new").exists()
+        pretend(write_file(tmp_path), tmp_path / "killed_in_dry_run")
+    assert PretendedRun.num_started == 2 * MAX_KILLS
+    assert not (tmp_path / "killed_in_dry_run").exists()
 
 
 def test_printed_command_trusts_packages_of_sweep(pretend, tmp_path, monkeypatch, capsys):
@@ -338,8 +333,7 @@ def test_invalid_specification(changes, message, tmp_path):
         ({"command": [*FILE["command"][:4], "--trust-package", "os", "${args}"]}, "--trust-package must be given on"),
     ],
 )
-def test_invalid_settings(changes, message, tmp_path, monkeypatch, command):
-    monkeypatch.chdir(tmp_path)
+def test_invalid_settings(changes, message, tmp_path, command):
     _, err = command("sweep", tiny(tmp_path, **changes), status=2)
     assert re.search(message, err)
     assert err.count("\n") == 1
@@ -367,16 +361,14 @@ def test_changed_specification(pretend, tmp_path):
     assert [path.name for path in other.iterdir()] == ["notes.txt"]
 
 
-def test_unknown_database(pretend, tmp_path, monkeypatch, command):
-    monkeypatch.chdir(tmp_path)
-    url = "sqlite:////no/such/folder/study.db"
-    _, err = command("sweep", write_file(tmp_path), "--storage", url, status=2)
-    assert "--storage must be a database that answers, but 'sqlite:////no/such" in err
-    url = "sqlite://user:secret@word@host/study"
-    _, err = command("sweep", write_file(tmp_path), "--storage", url, status=2)
-    assert "'sqlite://user:***@host/study' does not: " in err
-    assert "secret" not in err
-    assert "word" not in err
+def test_unknown_database(pretend, tmp_path, command):
+    for url, message in (
+        ("sqlite:////no/such/folder/study.db", "--storage must be a database that answers, but 'sqlite:////no/such"),
+        ("sqlite://user:secret@word@host/study", "'sqlite://user:***@host/study' does not: "),
+    ):
+        _, err = command("sweep", write_file(tmp_path), "--storage", url, status=2)
+        assert message in err
+        assert not re.search("secret|word", err)
 
 
 def test_missing_optuna(tmp_path, monkeypatch):

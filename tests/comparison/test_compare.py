@@ -7,7 +7,6 @@ import json
 import math
 import random
 import sys
-import warnings
 from fractions import Fraction
 
 import numpy as np
@@ -62,16 +61,6 @@ def test_level_of_permutation_test(number, matched):
     assert sum(p <= LEVEL for p in p_values) >= SIMULATIONS * LEVEL / 2, "the test is not too conservative"
 
 
-def test_level_of_corrected_tests():
-    generator = np.random.default_rng(1)
-    wrong = 0
-    for _ in range(SIMULATIONS):
-        baseline, *others = generator.normal(0, 1, (4, 8)).tolist()
-        corrected = holm([permutation_p(other, baseline, matched=True) for other in others])
-        wrong += min(corrected) <= LEVEL
-    assert wrong <= at_most(LEVEL)
-
-
 @pytest.mark.parametrize(("number", "matched", "effect"), [(9, True, 1.2), (8, True, 0.8), (5, False, 1.8)])
 def test_power_of_permutation_test(number, matched, effect):
     """Permutation tests of normal values have nearly the power of the t test, and never more."""
@@ -102,20 +91,16 @@ def test_seeds_needed_equal_published_tables(effect, matched, needed):
     assert power(effect, needed, matched=matched) >= 0.8 > power(effect, needed - 1, matched=matched)
 
 
-def test_bounds_of_seeds_needed():
-    for matched in (True, False):
-        assert seeds_needed(1e6, matched=matched) == seeds_to_reach(LEVEL, matched=matched)
-        assert seeds_needed(1e-6, matched=matched) == MAX_SEEDS + 1
-
-
-def test_five_matched_seeds_are_never_significant():
-    assert seeds_to_reach(LEVEL, matched=True) == 6
-    assert seeds_to_reach(LEVEL, matched=False) == 4
+def test_smallest_p_and_number_of_seeds():
+    assert smallest_p(5, 5, matched=True) == 2 / 32 > LEVEL
+    assert [seeds_to_reach(LEVEL, matched=matched) for matched in (True, False)] == [6, 4]
     for number in range(2, 8):
         apart = [10.0 + value for value in range(number)], [0.0] * number
         for matched in (True, False):
             assert permutation_p(*apart, matched=matched) == pytest.approx(smallest_p(number, number, matched=matched))
-    assert smallest_p(5, 5, matched=True) == 2 / 32 > LEVEL
+    for matched in (True, False):
+        assert seeds_needed(1e6, matched=matched) == seeds_to_reach(LEVEL, matched=matched)
+        assert seeds_needed(1e-6, matched=matched) == MAX_SEEDS + 1
 
 
 def enumerated_p(values, baseline, matched):
@@ -143,12 +128,6 @@ def test_permutation_test_equals_enumeration(matched):
         values, baseline = ([round(center + step * generator.randint(-5, 5), 6) for _ in range(size)] for size in sizes)
         expected = enumerated_p(values, baseline, matched)
         assert permutation_p(values, baseline, matched=matched) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("center", "spread", "digits"), [(0.99, 1e-4, 4), (43, 0.1, 1)])
-def test_level_for_values_far_from_zero(center, spread, digits):
-    values = np.random.default_rng(5).normal(center, spread, (SIMULATIONS, 2, 4)).round(digits).tolist()
-    assert sum(permutation_p(*pair, matched=False) <= LEVEL for pair in values) <= SIMULATIONS * LEVEL
 
 
 def test_equal_differences_have_no_spread():
@@ -206,8 +185,8 @@ def test_coverage_of_mean_interval():
     """BCa intervals of few values are too short: their coverage is about 84 % for 5 values, and 92 % for 20 values."""
     for number, coverage in ((5, 0.84), (20, 0.92)):
         samples, _ = draws(number, seed=4)
-        covered = sum(interval.low <= 0 <= interval.high for interval in map(mean_interval, samples))
-        assert covered / SIMULATIONS == pytest.approx(coverage, abs=0.03)
+        covered = [interval.low <= 0 <= interval.high for interval in map(mean_interval, samples[:300])]
+        assert sum(covered) / 300 == pytest.approx(coverage, abs=0.04)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +246,8 @@ def write_run(folder, seed, warmup_steps=200, test=None, processor="A", lines=()
 
 
 def write_runs(folder, values, metric="exact_match", seeds=None, **settings):
-    """Write a run for each value of a metric."""
+    """Write a run for each value of a metric, with a setting that names the folder unless one is given."""
+    settings = {"warmup_steps": folder.name} | settings
     for number, (seed, value) in enumerate(zip(seeds or range(1, len(values) + 1), values, strict=True)):
         write_run(folder / f"version_{number}", seed, **settings, **{metric: value})
 
@@ -301,8 +281,8 @@ def test_better_group(runs):
 
 @pytest.mark.parametrize("metric", DIRECTIONS)
 def test_direction_of_metric(metric, runs):
-    write_runs(runs / "a", [2.0, 2.1, 2.2, 2.1, 2.0, 2.1], metric=metric, warmup_steps=1)
-    write_runs(runs / "b", [1.0, 1.2, 1.1, 1.3, 1.0, 1.1], metric=metric, warmup_steps=2)
+    write_runs(runs / "a", [2.0, 2.1, 2.2, 2.1, 2.0, 2.1], metric=metric)
+    write_runs(runs / "b", [1.0, 1.2, 1.1, 1.3, 1.0, 1.1], metric=metric)
     higher = DIRECTIONS[metric]
     result = compared("runs/a", "runs/b", metric=metric)
     assert result.differences[0].improvement == (0.0 if higher else 1.0)
@@ -312,7 +292,7 @@ def test_direction_of_metric(metric, runs):
 
 
 def test_metric_without_direction(runs):
-    write_runs(runs / "a", [2.0, 2.1], metric="words", warmup_steps=1)
+    write_runs(runs / "a", [2.0, 2.1], metric="words")
     with pytest.raises(UserError, match=r"the metric must say whether .* better, but test/words does not"):
         compared("runs/a", metric="words")
 
@@ -358,26 +338,25 @@ def test_group_arguments(arguments, runs):
     assert result.notes == ()
 
 
-def test_group_names_are_settings(runs):
-    for number, seed in enumerate((1, 2, 3)):
-        write_run(runs / f"plain/version_{6 + number}", seed, warmup_steps=50, exact_match=0.5)
-    groups, _ = find_groups(["runs/plain"])
-    assert [(group.name, len(group.runs)) for group in groups] == [("warmup_steps=0", 6), ("warmup_steps=50", 3)]
-
-
-def test_group_names_are_differences_from_baseline(runs):
+def test_group_names_are_differences_from_the_baseline(runs):
     for number, change in enumerate(({}, {"a": 1}, {"b": 2}, {"c": 3}, {"a": 1, "d": 4})):
         folder = runs / f"many/version_{number}"
         write_run(folder, 1, exact_match=0.5)
         config = yaml.safe_load((folder / "config.yaml").read_text())
         config["data"]["init_args"] |= {"a": 0, "b": 0, "c": 0, "d": 0} | change
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    groups, _ = find_groups(["runs/many"])
-    assert [group.name for group in groups] == ["baseline", "a=1", "b=2", "c=3", "a=1 d=4"]
+    for seed in (1, 2, 3):
+        write_run(runs / f"plain/version_{5 + seed}", seed, warmup_steps=50, exact_match=0.5)
+    for name, expected in (
+        ("many", [("baseline", 1), ("a=1", 1), ("b=2", 1), ("c=3", 1), ("a=1 d=4", 1)]),
+        ("plain", [("warmup_steps=0", 6), ("warmup_steps=50", 3)]),
+    ):
+        groups, _ = find_groups([f"runs/{name}"])
+        assert [(group.name, len(group.runs)) for group in groups] == expected
 
 
 def test_different_seeds_are_not_matched(runs):
-    write_runs(runs / "other", [0.93, 0.94, 0.92], seeds=[1, 2, 9], warmup_steps=7)
+    write_runs(runs / "other", [0.93, 0.94, 0.92], seeds=[1, 2, 9])
     (difference,) = compared("runs/plain", "runs/other").differences
     assert not difference.matched
     values, baseline = [0.93, 0.94, 0.92], [0.90, 0.91, 0.89, 0.92, 0.90, 0.91]
@@ -387,7 +366,7 @@ def test_different_seeds_are_not_matched(runs):
 
 def test_too_few_seeds(runs):
     for name, shift in (("a", 0), ("b", 0.01), ("c", 0.02)):
-        write_runs(runs / name, [0.5 + shift, 0.6 + shift, 0.61 + shift], warmup_steps=shift)
+        write_runs(runs / name, [0.5 + shift, 0.6 + shift, 0.61 + shift])
     for groups, p, needed in (
         (("a", "b"), "p is at least 0.25", 6),
         (("a", "b", "c"), "corrected p is at least 0.5", 7),
@@ -398,8 +377,8 @@ def test_too_few_seeds(runs):
 
 
 def test_sufficient_seeds_are_reported(runs):
-    write_runs(runs / "a", [0.50, 0.51, 0.52, 0.53, 0.54, 0.55, 0.56], warmup_steps=1)
-    write_runs(runs / "b", [0.51, 0.50, 0.54, 0.52, 0.56, 0.54, 0.58], warmup_steps=2)
+    write_runs(runs / "a", [0.50, 0.51, 0.52, 0.53, 0.54, 0.55, 0.56])
+    write_runs(runs / "b", [0.51, 0.50, 0.54, 0.52, 0.56, 0.54, 0.58])
     (sentence,) = sentences(compared("runs/a", "runs/b"))
     gaps = [0.01, -0.01, 0.02, -0.01, 0.02, -0.01, 0.02]
     needed = seeds_needed(np.mean(gaps) / np.std(gaps, ddof=1), matched=True)
@@ -422,8 +401,8 @@ def test_order_of_runs_does_not_matter(runs):
     ],
 )
 def test_degenerate_groups(values, baseline, sentence, runs):
-    write_runs(runs / "a", baseline, warmup_steps=1)
-    write_runs(runs / "b", values, warmup_steps=2)
+    write_runs(runs / "a", baseline)
+    write_runs(runs / "b", values)
     result = compared("runs/a", "runs/b")
     assert sentence in sentences(result)
     assert [row[3] for row in tables(result)[0].rows] == ["none", "none"]
@@ -448,30 +427,24 @@ def test_skipped_runs_are_noted(runs):
     )
 
 
-def test_skipped_groups_are_noted(runs):
-    write_runs(runs / "longer", [0.25] * 6, metric="longer/exact_match", warmup_steps=3)
+def test_notes(runs):
+    write_runs(runs / "longer", [0.25] * 6, metric="longer/exact_match")
     result = compared("runs/plain", "runs/longer", metric="longer/exact_match")
     assert [(group.name, group.mean) for group in result.groups] == [("longer", 0.25)]
-    (note,) = result.notes
-    assert note == "plain has no test/longer/exact_match, and is left out, so the next group is the baseline"
-
-
-def test_different_machines_are_noted(runs):
-    write_runs(runs / "other", [0.93] * 6, processor="B", warmup_steps=5)
+    note = "plain has no test/longer/exact_match, and is left out, so the next group is the baseline"
+    assert result.notes == (note,)
+    (note,) = compared("A=runs/plain/version_[0-2],runs/warm/version_[3-5]").notes
+    assert note == "the runs of A differ in model.init_args.lr_schedule.warmup_steps, not only in the seed"
+    write_runs(runs / "other", [0.93] * 6, processor="B")
     note = "Note: the runs differ in processor (A, B), which may change their results."
     assert note in sentences(compared("runs/plain", "runs/other"))
 
 
-def test_different_settings_in_group_are_noted(runs):
-    (note,) = compared("A=runs/plain/version_[0-2],runs/warm/version_[3-5]").notes
-    assert note == "the runs of A differ in model.init_args.lr_schedule.warmup_steps, not only in the seed"
-
-
 def test_different_test_data(runs):
-    write_runs(runs / "other", [0.9] * 6, test="other", warmup_steps=5)
+    write_runs(runs / "other", [0.9] * 6, test="other")
     with pytest.raises(UserError, match="the test data of other and plain differ; compare runs of one task"):
         compared("runs/plain", "runs/other")
-    write_runs(runs / "third", [0.9] * 3, test="third", seeds=[7, 8, 9], warmup_steps=6)
+    write_runs(runs / "third", [0.9] * 3, test="third", seeds=[7, 8, 9])
     with pytest.raises(UserError, match="the test data of third and other differ"):
         compared("runs/other", "runs/third")
     (note,) = compared("runs/plain", "runs/third").notes
@@ -538,7 +511,8 @@ def test_single_difference_is_not_significant(metric):
 @pytest.mark.parametrize("format", ["table", "markdown", "latex", "json"])
 def test_formats(format, runs, capsys):
     assert compare_command(["runs/plain", "runs/warm", "--format", format]) == 0
-    printed = capsys.readouterr().out
+    printed, err = capsys.readouterr()
+    assert err == ""
     assert compare_command(["runs/plain", "runs/warm", "--format", format, "--output", "out.txt"]) == 0
     assert (runs.parent / "out.txt").read_text() == printed
     assert "warm is better than plain (p = 0.031)." in printed
@@ -600,10 +574,3 @@ def test_invalid_arguments(arguments, message, runs):
     write_run(runs.parent / "young/version_0", 1, finished=False)
     with pytest.raises(UserError, match=message.replace(".", r"\.")):
         compare_command(arguments)
-
-
-def test_no_warnings(runs, capsys):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        compare_command(["runs"])
-    assert capsys.readouterr().err == ""

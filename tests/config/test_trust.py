@@ -169,22 +169,17 @@ def test_trusted_packages_are_accepted():
 
 
 def test_listed_classes_are_accepted():
-    refuses = import_gate()
+    """Only two strategies, which training needs, have callable settings, whose values the command refuses."""
+    refuses, taking = import_gate(), set()
     for path, cls in trusted().items():
         assert inspect.isclass(cls)
         assert not refuses(path, "callback")
-    assert {f"datamodules.{name}" for name in datamodules.__all__} <= set(trusted())
-
-
-def test_only_strategies_have_callable_settings():
-    """Training needs these strategies, so the command refuses values of their callable settings."""
-    taking = set()
-    for cls in trusted().values():
         parser = ArgumentParser()
         parser.add_class_arguments(cls, "it", fail_untyped=False)
         if re.search(r"Callable(?!\[\[Iterable\],)", parser.format_help()):  # optimizers are listed classes
             taking.add(cls.__name__)
     assert taking == {"DDPStrategy", "FSDPStrategy"}
+    assert {f"datamodules.{name}" for name in datamodules.__all__} <= set(trusted())
 
 
 # The complete command
@@ -286,15 +281,6 @@ def test_settings_are_not_read_from_files_or_addresses(place, value, parse_only,
 def test_notes_may_begin_with_address(parse_only, fit_with):
     logger = {"class_path": "lightning_tfm.loggers.WandbLogger", "init_args": {"notes": "https://a.b/c is the paper"}}
     fit_with({"trainer": {"logger": logger}})
-
-
-@pytest.mark.parametrize("option", ["accelerator", "callbacks", "precision", "logger", "profiler", "strategy"])
-def test_file_named_like_a_value_is_not_read(option, parse_only, fit_with):
-    values = {"accelerator": "cpu", "callbacks": "Compile", "precision": "bf16-mixed", "logger": "CSVLogger"}
-    value = values.get(option, "simple" if option == "profiler" else "ddp")
-    Path(value).write_text("{]")
-    options = ["--trainer.logger.save_dir=runs"] if option == "logger" else []
-    fit_with({}, f"--trainer.{option}={value}", *options)
 
 
 def test_current_folder_imports_trusted_package_only(monkeypatch):
@@ -400,6 +386,7 @@ COMMON_OPTIONS = [
     ["--trainer.callbacks+=lightning.pytorch.callbacks.lr_monitor.LearningRateMonitor"],
     ["--trainer.callbacks+={class_path: ModelCheckpoint, init_args: {dirpath: some/where}}"],
     ["--trainer.profiler=simple"],
+    ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=some/where"],
     ["--trainer.profiler={class_path: AdvancedProfiler, init_args: {dirpath: some/where, filename: profile}}"],
     ["--trainer.strategy=ddp", "--trainer.devices=2", "--trainer.accelerator=cpu"],
     ["--trainer.plugins={class_path: lightning.pytorch.plugins.environments.SLURMEnvironment}"],
@@ -411,6 +398,9 @@ COMMON_OPTIONS = [
 
 @pytest.mark.parametrize("options", COMMON_OPTIONS, ids=[options[0] for options in COMMON_OPTIONS])
 def test_common_options(options, parse_only, fit_with):
+    """A file that is named like a value is not read."""
+    for value in ("CSVLogger", "Compile", "bf16-mixed", "cpu", "ddp", "simple"):
+        Path(value).write_text("{]")
     fit_with({}, *options)
 
 

@@ -92,12 +92,6 @@ def test_dates_are_those_that_faker_draws_between_two_dates(first_year, last_yea
         faker.random.choice(FORMATS)
 
 
-def test_dates_cover_their_range_to_the_last_day():
-    data = Date(first_year=2003, last_year=2003, train_size=4000, val_size=5, test_size=5, batch_size=5)
-    days = {pair.target for pair in data.pairs("train")}
-    assert (min(days), max(days)) == ("2003-01-01", "2003-12-31")
-
-
 @pytest.mark.parametrize("locale", ["de", "ja", "ar", "fr_CA", "hi", "vi"])
 def test_dates_of_any_locale_are_in_the_vocabulary(locale):
     data = set_up(Date(locales=(locale,), first_year=1999, last_year=2004, train_size=300, val_size=30, test_size=60))

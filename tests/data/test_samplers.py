@@ -25,15 +25,6 @@ def test_rows_of_similar_length_are_batched_as_by_sorting_a_list():
     assert batches == whole[torch.randperm(len(whole), generator=generator)].tolist()
 
 
-def test_batches_group_similar_lengths_and_are_shuffled():
-    lengths = torch.randint(1, 50, (4096,))
-    stream = LengthGroupedSampler(lengths, 32, seed=0)
-    batches = [lengths[rows].float() for rows in itertools.islice(stream, stream.batches_per_epoch)]
-    assert torch.stack([batch.std() for batch in batches]).mean() < 0.1 * lengths.float().std()
-    means = torch.stack([batch.mean() for batch in batches])
-    assert torch.corrcoef(torch.stack((means[:-1], means[1:])))[0, 1].abs() < 0.3
-
-
 @pytest.mark.parametrize("size", [3, 7, 64, 101])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("batch_size", [1, 8])

@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 import torch
-from lightning import Trainer
 from torch.nn import functional as F
 
 from datamodules import Text
@@ -15,6 +14,7 @@ from lightning_tfm.tasks import LanguageModel
 from lightning_tfm.tokenization import PAD
 from support.corpora import TEXT, text_file
 from support.data import set_up
+from support.training import make_trainer
 
 SIZES = {"max_length": 16, "batch_size": 4, "eval_batch_size": 7}
 
@@ -70,9 +70,7 @@ def test_language_model_loss_covers_the_whole_validation_split(tmp_path):
     """Compare the loss with the sum over single windows; the loss per character divides by the characters per token."""
     data = Text(text_file(tmp_path), tokenizer="subword", vocab_size=300, **SIZES)
     module = LanguageModel(GPT(data.vocab_size, 16, 2, 1, max_length=16), data.tokenizer)
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
-    trainer = Trainer(accelerator="cpu", **quiet)
-    (logged,) = trainer.validate(module, data, verbose=False)
+    (logged,) = make_trainer(limit_val_batches=1.0).validate(module, data, verbose=False)
     ids = torch.tensor(data.tokenizer.encode(data.texts["val"]))
     total = 0.0
     for begin in range(0, len(ids) - 1, 16):

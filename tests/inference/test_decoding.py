@@ -132,7 +132,7 @@ def exhaustive_search(table, max_length, beam_size, length_penalty):
 @pytest.mark.parametrize("length_penalty", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize(
     ("search", "max_length", "beam_size"),
-    [(exhaustive_search, 4, 3**4), *((slow_beam_search, 7, beam_size) for beam_size in (2, 3, 5))],
+    [(exhaustive_search, 4, 3**4), *((slow_beam_search, 7, beam_size) for beam_size in (1, 2, 3, 5))],
 )
 def test_beam_search_equals_a_slow_implementation(search, max_length, beam_size, length_penalty):
     tables, n_best = [random_table(seed) for seed in range(20)], min(beam_size, 5)
@@ -141,15 +141,6 @@ def test_beam_search_equals_a_slow_implementation(search, max_length, beam_size,
         expected, expected_scores = zip(*search(table, max_length, beam_size, length_penalty)[:n_best], strict=True)
         assert [without_padding(sequence) for sequence in tokens[row]] == [*expected]
         assert scores[row].tolist() == pytest.approx(expected_scores, abs=1e-4)
-
-
-def test_a_beam_of_one_scores_at_least_as_high_as_greedy():
-    tables = [random_table(seed) for seed in range(12)]
-    tokens, _ = beam_search(table_step(tables), start(12), 7, beam_size=1, length_penalty=0.0)
-    # Without a length penalty, an output that ended early can beat the open greedy path, but never lose to it.
-    for row, output in enumerate(decode(table_step(tables), start(12), 7)):
-        greedy_score = score(tables[row], without_padding(output), 0.0)
-        assert score(tables[row], without_padding(tokens[row, 0]), 0.0) >= greedy_score - 1e-5
 
 
 @pytest.mark.parametrize(
@@ -204,6 +195,7 @@ def test_log_probabilities_are_those_of_the_beam_search(network):
     """Both are the log p of the network over all tokens, including PAD and BOS, as in the loss."""
     predictor = Seq2SeqPredictor(network, SymbolTokenizer("abcdefgh"), 6).eval()
     (prediction,) = predictor.predict(["abc"], DecodingOptions(beam_size=4, n_best=3, scores=True))
+    assert prediction.text == predictor.predict(["abc"], DecodingOptions(beam_size=4))[0].text
     source = torch.tensor([[*predictor.tokenizer.encode("abc"), EOS]])
     tokens, scores = beam_search(network.decode_step, network.encode(source), 6, beam_size=4, n_best=3)
     for output, row, mean in zip(prediction.outputs, tokens[0], scores[0].tolist(), strict=True):

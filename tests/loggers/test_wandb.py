@@ -28,7 +28,7 @@ from lightning_tfm.callbacks.predictions import SAMPLES
 from lightning_tfm.errors import UserError
 from lightning_tfm.fit.trainer_settings import CSV, WANDB, loggers_of_run
 from support.experiments import SETTINGS, fit, folder
-from support.processes import EXPERIMENTS, in_process, run, start_two
+from support.processes import EXPERIMENTS, run, start_two
 
 
 def offline_files(cwd):
@@ -298,15 +298,14 @@ def test_only_rank_0_connects(monkeypatch):
     assert logger._mode is None
 
 
-def test_fit_connects_before_data_setup(monkeypatch, tmp_path):
+def test_fit_connects_before_data_setup(monkeypatch, command):
     def stop(data, stage):
         raise UserError("stopped")
 
     calls = []
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(loggers.WandbLogger, "connect", lambda logger: calls.append(logger))
     monkeypatch.setattr(Copy, "setup", stop)
-    assert in_process(monkeypatch, *fit("transformer")) == 2
+    command(*fit("transformer"), status=2)
     assert len(calls) == 1
 
 
@@ -343,21 +342,16 @@ def test_two_processes_log_one_run(path, tmp_path):
     assert "The run is saved in" not in (tmp_path / "stdout_1").read_text()
 
 
-def test_csv_is_always_written(tmp_path):
-    """Which loggers are added to other settings is tested with `reproduce`, which writes all into one folder."""
-    logger = "--trainer.logger=lightning_tfm.loggers.WandbLogger"
-    run(*fit("gpt", logger, **{"trainer.max_steps": 12}), cwd=tmp_path).finish()
-    (path,) = tmp_path.rglob("metrics.csv")
-    assert path == tmp_path / "runs/copy_gpt/version_0/metrics.csv"
-    assert "val/exact_match" in path.read_text().splitlines()[0]
-
-
-@pytest.mark.parametrize("class_path", [CSV, WANDB])
-def test_save_dir_is_expanded(class_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("class_path", "expected"),
+    [(CSV, [(CSV, "/home/me/disk/runs")]), (WANDB, [(CSV, "runs"), (WANDB, "/home/me/disk/runs")])],
+)
+def test_csv_is_always_written_and_save_dir_is_expanded(class_path, expected, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("PLACE", "disk")
     logger = Namespace(class_path=class_path, init_args=Namespace(save_dir="~/$PLACE/runs", name=None))
-    assert loggers_of_run(logger, "copy_gpt")[class_path == WANDB].init_args.save_dir == "/home/me/disk/runs"
+    loggers = loggers_of_run(logger, "copy_gpt")
+    assert [(logger.class_path, logger.init_args.save_dir) for logger in loggers] == expected
 
 
 def test_tensorboard(tmp_path):

@@ -14,7 +14,7 @@ from lightning_tfm.inference.decoding import continue_text
 from lightning_tfm.networks import GPT
 from lightning_tfm.networks.gpt2 import from_huggingface
 from lightning_tfm.tokenization import PAD
-from support.networks import randomize, step_by_step
+from support.networks import randomize
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
@@ -59,12 +59,6 @@ def test_gpt_reads_a_pair_as_one_sequence(batch):
         text = torch.cat((source[row, :S], target_in[row, :T]))[None]
         as_text = gpt(text[:, :0], text)
         torch.testing.assert_close(pairs[row, :T], as_text[0, S:], atol=1e-5, rtol=1e-4)
-
-
-def test_gpt_decodes_without_a_source():
-    gpt = GPT(11, 16, 4, 2, max_length=12).eval()
-    text = torch.randint(3, 11, (3, 8))
-    torch.testing.assert_close(step_by_step(gpt, text[:, :0], text), gpt(text[:, :0], text), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("network", ["GPT", "GPT no_bias", "GPT rotary"], indirect=True)

@@ -49,19 +49,16 @@ def test_gpt2_equals_hugging_face_over_the_whole_vocabulary(gpt2_folder, tmp_pat
 
 
 def gpt2_settings(folder):
-    return [
-        f"--model.init_args.pretrained={folder}",
-        "--model.init_args.network.init_args.activation=gelu_tanh",
-        "--model.init_args.network.init_args.text_only=true",
-        "--model.init_args.network.init_args.positions=learned",
-        f"--data.init_args.tokenizer_file={folder / 'tokenizer.json'}",
-    ]
+    network = {"activation": "gelu_tanh", "text_only": "true", "positions": "learned"}
+    settings = {f"model.network.{name}": value for name, value in network.items()}
+    settings |= {"model.pretrained": folder, "data.tokenizer_file": folder / "tokenizer.json"}
+    return [f"--{name}={value}" for name, value in settings.items()]
 
 
 def test_fine_tuning_lowers_the_loss_of_gpt2(gpt2_folder, tmp_path):
     path = write_task("text_gpt", tmp_path)
     validated = ["--trainer.val_check_interval=1", "--trainer.max_steps=30"]
-    rate = ["--model.init_args.optimizer.init_args.lr=3e-3", "--model.init_args.lr_schedule.warmup_steps=0"]
+    rate = ["--model.optimizer.lr=3e-3", "--model.lr_schedule.warmup_steps=0"]
     run("fit", "--config", path, *gpt2_settings(gpt2_folder), *validated, *rate, cwd=tmp_path).finish()
     with (tmp_path / "runs/text_gpt/version_0/metrics.csv").open() as file:
         losses = [float(row["val/loss"]) for row in csv.DictReader(file) if row.get("val/loss")]
@@ -73,11 +70,7 @@ def test_training_starts_from_the_weights_of_gpt2(gpt2_folder, tmp_path):
     from transformers import GPT2LMHeadModel
 
     path = write_task("text_gpt", tmp_path)
-    settings = [
-        *gpt2_settings(gpt2_folder),
-        "--trainer.max_steps=1",
-        "--model.init_args.optimizer.init_args.lr=1e-12",
-    ]
+    settings = [*gpt2_settings(gpt2_folder), "--trainer.max_steps=1", "--model.optimizer.lr=1e-12"]
     run("fit", "--config", path, *settings, cwd=tmp_path, fault=("after a validation", 2)).die()
     module = load(tmp_path / "runs/text_gpt/version_0/checkpoints/best.ckpt")
     network, tokenizer = module.network, module.tokenizer
@@ -130,34 +123,23 @@ def change_model_type(folder):
 )
 def test_a_damaged_folder_of_gpt2_is_refused(damage, message, gpt2_folder, tmp_path, command):
     """Missing weights would be random, and training would start from noise."""
-    arguments = [
-        "--model.init_args.network.init_args.activation=gelu_tanh",
-        f"--model.init_args.pretrained={gpt2_folder}",
-    ]
-    arguments.append(f"--data.init_args.tokenizer_file={gpt2_folder / 'tokenizer.json'}")
     damage(gpt2_folder)
-    _, err = command("fit", "--config", write_task("text_gpt", tmp_path), *arguments, status=2)
+    _, err = command("fit", "--config", write_task("text_gpt", tmp_path), *gpt2_settings(gpt2_folder), status=2)
     assert message in err.splitlines()[-1]
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("option", "message"),
     [
-        ({"num_layers": 2}, r"num_layers must match '.*gpt2', but is 2; set it to 1"),
-        ({"text_only": "false"}, r"text_only must match '.*gpt2', but is False; set it to True"),
-        ({"activation": "gelu"}, r"activation must match '.*gpt2', but is gelu; set it to gelu_tanh"),
-        ({"tokenizer_file": "null"}, r"tokenizer_file must be the tokenizer.json of '.*gpt2', which has 290 ids, but"),
-        ({"folder": "none"}, "pretrained must be a folder with .* GPT-2, but there is no none/config.json"),
+        ("model.network.num_layers=2", r"num_layers must match '.*gpt2', but is 2; set it to 1"),
+        ("model.network.text_only=false", r"text_only must match '.*gpt2', but is False; set it to True"),
+        ("model.network.activation=gelu", r"activation must match '.*gpt2', but is gelu; set it to gelu_tanh"),
+        ("data.tokenizer_file=null", r"tokenizer_file must be the tokenizer.json of '.*gpt2', which has 290 ids, but"),
+        ("model.pretrained=none", "pretrained must be a folder with .* GPT-2, but there is no none/config.json"),
     ],
 )
-def test_mismatched_pretrained_weights_are_refused(change, message, gpt2_folder, tmp_path, command):
-    path = write_task("text_gpt", tmp_path)
-    settings = {"activation": "gelu_tanh", "positions": "learned", "text_only": "true"}
-    settings |= {n: value for n, value in change.items() if n not in ("folder", "tokenizer_file")}
-    arguments = [f"--model.init_args.network.init_args.{name}={value}" for name, value in settings.items()]
-    arguments.append(f"--model.init_args.pretrained={change.get('folder', gpt2_folder)}")
-    file = change.get("tokenizer_file", gpt2_folder / "tokenizer.json")
-    arguments.append(f"--data.init_args.tokenizer_file={file}")
-    assert re.search(message, command("fit", "--config", path, *arguments, status=2).err)
+def test_mismatched_pretrained_weights_are_refused(option, message, gpt2_folder, tmp_path, command):
+    arguments = [write_task("text_gpt", tmp_path), *gpt2_settings(gpt2_folder), f"--{option}"]
+    assert re.search(message, command("fit", "--config", *arguments, status=2).err)
     assert not (tmp_path / "runs").exists(), "the run ends before training"

@@ -444,16 +444,6 @@ def test_transformer_logits_of_peers(norm, peer):
     torch.testing.assert_close(theirs(*batch[:2]), ours(*batch[:2]), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_nanogpt_logits(bias):
-    ours, theirs = GPT(**TINY, bias=bias), peers.NanoGPT(**TINY, bias=bias)
-    theirs.take_weights_of(ours)
-    tokens = torch.randint(3, 70, (2, 16))
-    expected = ours(tokens[:, :0], tokens)
-    torch.testing.assert_close(theirs(tokens), expected)
-    torch.testing.assert_close(theirs.next_logits(tokens), expected[:, -1])
-
-
 def test_sides_read_equal_dates():
     pairs = Date(train_size=40, val_size=1, test_size=1, batch_size=1).pairs("train")
     source, target = next(iter(steps.tutorial_dates(pairs)))

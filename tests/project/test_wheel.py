@@ -60,20 +60,16 @@ def installed(site, tmp_path):
     return lambda *arguments: run_command(sys.executable, "-P", *arguments, cwd=tmp_path, PYTHONPATH=str(site))
 
 
-def test_list_of_experiments(installed):
-    printed = installed("-m", "lightning_tfm", "list").splitlines()
+def test_console_script_lists_experiments(site, installed, tmp_path):
+    """The console script of pyproject.toml runs the same program as `python -m lightning_tfm`."""
+    printed = run_command(site / "bin/lightning-tfm", "list", cwd=tmp_path, PYTHONPATH=str(site))
+    assert printed == installed("-m", "lightning_tfm", "list")
     for experiment in list_experiments(ROOT / "experiments"):
-        (line,) = [line for line in printed if line.split()[0] == experiment.name]
+        (line,) = [line for line in printed.splitlines() if line.split()[0] == experiment.name]
         if experiment.claims:
             claim = experiment.claims[0]
             assert f"{claim.metric} {format_value(claim.value)}" in line
             assert f"{experiment.seconds:,.0f} s" in line
-
-
-def test_console_script(site, installed, tmp_path):
-    """The console script of pyproject.toml runs the same program as `python -m lightning_tfm`."""
-    printed = run_command(site / "bin/lightning-tfm", "list", cwd=tmp_path, PYTHONPATH=str(site))
-    assert printed == installed("-m", "lightning_tfm", "list")
 
 
 def test_fit_of_named_experiment(site, installed, tmp_path):
