@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from rich.progress import track
 
 from benchmarks import convergence, decoding, framework, gpu, limits, steps, tables
 from benchmarks.measure import ROUNDS, Row, pinned
+from lightning_tfm.errors import UserError
 from lightning_tfm.plots.style import PALETTE, STYLE
 from lightning_tfm.system import versions
 from lightning_tfm.system.files import write_text
@@ -85,8 +86,8 @@ def number(value: float | None) -> str:
 
 def cells(row: Row) -> list[str]:
     """Return the cells of COLUMNS; `reached` is appended to our value and `extrapolated` to the peer's."""
-    if row.status != "measured":
-        return [row.name, "", "", row.unit, row.status, "", row.target, "", row.machine]
+    if row.ours is None and not row.reached:
+        return [row.name, "", "", row.unit, "not measured", "", row.target, "", row.machine]
     ours, peer = (
         f"{number(value) or 'never'} ({note})" if note else number(value)
         for value, note in ((row.ours, row.reached), (row.peer, row.extrapolated))
@@ -115,10 +116,11 @@ def markdown(results: dict[str, Any]) -> str:
     """Return the text of RESULTS.md from the content of results.json."""
     rows = [Row(**row) for row in results["rows"]]
     targets = [row for row in rows if row.held is not None]
-    body = []
+    header = (*COLUMNS, "of its limit", "checked", "commit", "torch", "notes")
+    table = [header, ("---",) * len(header)]
     for row in rows:
         share = share_of_limit(row, rows)
-        body.append((*cells(row), f"{share:.0%}" if share else "", row.checked, row.commit, row.torch, row.note))
+        table.append((*cells(row), f"{share:.0%}" if share else "", row.checked, row.commit, row.torch, row.note))
     lines = [
         "# Results",
         "",
@@ -130,14 +132,9 @@ def markdown(results: dict[str, Any]) -> str:
         "",
         "![ratios, with intervals and targets](results.png)",
         "",
-        *table_lines((*COLUMNS, "of its limit", "checked", "commit", "torch", "notes"), body),
+        *(f"| {' | '.join(line)} |" for line in table),
     ]
     return "\n".join(lines) + "\n"
-
-
-def table_lines(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table in Markdown."""
-    return ["| " + " | ".join(header) + " |", "|" + "---|" * len(header), *("| " + " | ".join(r) + " |" for r in body)]
 
 
 def plot(rows: list[Row], path: Path) -> None:
@@ -168,15 +165,9 @@ def plot(rows: list[Row], path: Path) -> None:
 
 
 def publish(rows: list[Row], folder: Path = FOLDER) -> None:
-    """Update the rows of one benchmark in results.json, and regenerate RESULTS.md and results.png.
-
-    Note:
-        The rows of other benchmarks are kept, and so are measured rows that this machine could not measure.
-    """
+    """Update the rows of one benchmark in results.json, and regenerate RESULTS.md and results.png."""
     path = folder / "results.json"
     earlier = [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]] if path.exists() else []
-    measured = {row.name: row for row in earlier if row.status == "measured"}
-    rows = [row if row.status == "measured" else measured.get(row.name, row) for row in rows]
     names = [benchmark.__name__ for benchmark in BENCHMARKS]
     kept = [row for row in earlier if row.benchmark in names and row.benchmark != rows[0].benchmark]
     rows = sorted((*kept, *rows), key=lambda row: names.index(row.benchmark))
@@ -219,15 +210,18 @@ def main() -> None:
     usual = [benchmark for benchmark in BENCHMARKS if options.full or benchmark not in LONG]
     chosen = [names[name] for name in options.names] or usual
     # Refreshing the progress takes time from the benchmarks.
-    shown = {"console": console, "refresh_per_second": 1, "disable": not console.is_terminal}
-    for benchmark in track(chosen, "benchmarks", **shown):
+    progress = {"console": console, "refresh_per_second": 1, "disable": not console.is_terminal}
+    for benchmark in track(chosen, "benchmarks", **progress):
         rows = []
         with nullcontext(True) if benchmark.__module__ == gpu.__name__ else pinned() as is_pinned:
-            for row in benchmark(options.full):
-                if row.status == "measured" and not is_pinned:
-                    row = replace(row, note=f"{row.note}; not pinned to cores".removeprefix("; "))
-                rows.append(replace(row, benchmark=benchmark.__name__, **origin))
-                console.print(" | ".join(cells(rows[-1])), highlight=False, soft_wrap=True)
+            try:
+                for row in benchmark(options.full):
+                    note = row.note if is_pinned else f"{row.note}; not pinned to cores".removeprefix("; ")
+                    rows.append(replace(row, note=note, benchmark=benchmark.__name__, **origin))
+                    console.print(" | ".join(cells(rows[-1])), highlight=False, soft_wrap=True)
+            except UserError as error:  # such as a missing file or GPU; the published rows stay
+                console.print(f"{benchmark.__name__} is not measured: {error}", highlight=False, soft_wrap=True)
+                continue
         publish(rows)
     print("written: results.json, RESULTS.md and results.png in benchmarks/")
 

@@ -5,12 +5,7 @@ Ours is `lightning-tfm fit` in a process of its own, with a single validation at
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,13 +17,13 @@ from lightning import Callback, LightningModule, Trainer, seed_everything
 from torch.nn import functional as F
 
 from benchmarks import peers
-from benchmarks.framework import EXPERIMENTS, settings_of
+from benchmarks.framework import EXPERIMENTS, run_python, settings_of
 from benchmarks.measure import ROUNDS, THREADS, Block, Built, Row, Side, in_turn, timed, until_row
 from benchmarks.steps import GPT_SIZE, date_step, nano_step, tutorial_dates
 from datamodules import Date, Text, parallel_text, sentiment, text
 from lightning_tfm.data import TaskDataModule, resolve_path
-from lightning_tfm.data.download import MIRROR, Download
-from lightning_tfm.errors import UserError
+from lightning_tfm.data.download import Download
+from lightning_tfm.runs.record import Run
 from lightning_tfm.tokenization import PAD
 
 SEEDS = range(11, 11 + ROUNDS)
@@ -94,49 +89,33 @@ def train(
     command += [f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={steps}"]
     with tempfile.TemporaryDirectory() as folder:
         run_fit(experiment, folder, *command, *settings, threads=threads)
-        run = next(Path(folder).glob("runs/*/*/summary.json")).parent
-        summary, starts = (
-            json.loads((run / f"{n}.json").read_text(encoding="utf-8")) for n in ("summary", "provenance")
-        )
-        assert data is None or starts[-1]["data_fingerprint"] == data.fingerprint, "the sides train on different data"
-        split, name = metric.split("/")
-        if split in summary:
-            return Block(summary[split][name], summary["train_seconds"])
-        with (run / "metrics.csv").open(encoding="utf-8", newline="") as file:
-            *_, last = (row[metric] for row in csv.DictReader(file) if row[metric])
-        return Block(float(last), summary["train_seconds"])
+        (run,) = Run.below(Path(folder))
+        read = run.starts[-1]["data_fingerprint"]
+        assert data is None or read == data.fingerprint, "the sides train on different data"
+        last = {name: value for row in run.metrics() for name, value in row.items()} | run.summary.metrics
+        return Block(last[metric], run.summary.train_seconds)
 
 
 def run_fit(experiment: str, folder: str, *settings: str, threads: int = THREADS) -> None:
     """Run `fit` on an experiment."""
-    command = [sys.executable, "-m", "lightning_tfm", "fit", "--config", str(EXPERIMENTS / f"{experiment}.yaml")]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": str(threads),
-        "PYTHONPATH": str(EXPERIMENTS.parent),
-        "WANDB_MODE": "offline",
-    }
-    mirror = os.environ.get(MIRROR)
-    if mirror and Path(mirror).is_dir():  # the command runs in another folder
-        environment[MIRROR] = os.path.abspath(mirror)
-    subprocess.run([*command, *settings], cwd=folder, env=environment, check=True, capture_output=True)
+    config = "--config", str(EXPERIMENTS / f"{experiment}.yaml")
+    run_python(Path(folder), "-m", "lightning_tfm", "fit", *config, *settings, threads=threads)
 
 
-def goal_row(name: str, target: str, runs: list[Block], reached: list[bool], note: str, **fields: Any) -> Row:
+def goal_row(
+    name: str, target: str, runs: list[Block], goal: float, note: str, is_loss: bool = False, **fields: Any
+) -> Row:
     """Return an `until_row` of runs, whose note states where those that miss the goal end."""
-    missed = [f"{run.amount:.4f}" for run, is_reached in zip(runs, reached, strict=True) if not is_reached]
-    if missed:
-        note += f" (those that miss it end at {', '.join(sorted(missed))})"
+    reached = [run.amount <= goal if is_loss else run.amount >= goal for run in runs]
+    if missed := sorted(f"{run.amount:.4f}" for run, is_reached in zip(runs, reached, strict=True) if not is_reached):
+        note += f" (those that miss it end at {', '.join(missed)})"
     return until_row(name, target, [run.seconds for run in runs], reached, note=note, **fields)
 
 
-def missing(known: dict[str, Download], *names: str) -> str:
-    """Return the error message for the first file that is missing; empty if there is none."""
-    try:
-        for name in names:
-            resolve_path(name, known)
-    except UserError as error:
-        return str(error)
-    return ""
+def require(downloads: dict[str, Download], *names: str) -> None:
+    """Download files that a benchmark reads; raise UserError if one cannot be obtained."""
+    for name in names:
+        resolve_path(name, downloads)
 
 
 def fastest_precision() -> str:
@@ -199,7 +178,7 @@ def dates_against_tutorial(full: bool) -> Iterator[Row]:
         f"dates until {goal} on test / tutorial",
         "≥ 40 x",
         ours,
-        [block.amount >= goal for block in ours],
+        goal,
         f"{steps} steps" + (f"; the peer's end at {min(ends):.2f} to {max(ends):.2f}" if full else ""),
         peer=[block.seconds for block in theirs],
         extrapolated="" if full else f"first of {TUTORIAL_EPOCHS} epochs, scaled",
@@ -230,27 +209,25 @@ class Watch(TrainingClock):
         trainer.should_stop = self.exact_match == 1.0
 
 
-def run_yoyodyne(folder: str, seed: int, max_epochs: int = 5) -> Block:
-    """Train yoyodyne's LSTM with soft attention on our dates: width 64, batches of 128, Adam at 5e-3."""
-    seed_everything(seed)
-    dates, files, watch = dates_of(seed), {}, Watch()
-    for split in ("train", "val"):
-        lines = (f"{pair.source}\t{pair.target}\n" for pair in dates.datasets[split].pairs)
-        (path := Path(folder) / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")
-        files[split] = str(path)
-    module, model = peers.yoyodyne_model("SoftAttentionLSTMModel", files, folder, 64, 5e-3, batch_size=128)
-    settings = peers.BARE | {"max_epochs": max_epochs, "num_sanity_val_steps": 0, "callbacks": [watch]}
-    Trainer(accelerator="cpu", **settings).fit(model, module)
-    return Block(watch.exact_match, watch.seconds)
-
-
 def build_yoyodyne() -> Built:
-    """Build yoyodyne training runs until all validation dates are correct; each block uses the next seed."""
+    """Build trainings of yoyodyne's LSTM with soft attention on our dates; each block uses the next seed.
+
+    It has width 64, batches of 128 and Adam at 5e-3, and stops after 5 epochs or with all validation dates correct.
+    """
     seeds = iter(YOYODYNE_SEEDS)
 
     def work() -> Block:
+        seed_everything(seed := next(seeds))
+        dates, files, watch = dates_of(seed), {}, Watch()
         with tempfile.TemporaryDirectory() as folder:
-            return run_yoyodyne(folder, next(seeds))
+            for split in ("train", "val"):
+                lines = (f"{pair.source}\t{pair.target}\n" for pair in dates.datasets[split].pairs)
+                (path := Path(folder) / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")
+                files[split] = str(path)
+            module, model = peers.yoyodyne_model("SoftAttentionLSTMModel", files, folder, 64, 5e-3, batch_size=128)
+            settings = peers.BARE | {"max_epochs": 5, "num_sanity_val_steps": 0, "callbacks": [watch]}
+            Trainer(accelerator="cpu", **settings).fit(model, module)
+        return Block(watch.exact_match, watch.seconds)
 
     return Built({}, work)
 
@@ -268,7 +245,7 @@ def dates_against_yoyodyne(full: bool) -> Iterator[Row]:
         f"dates until {goal} on val / yoyodyne",
         "≥ 5 x",
         ours,
-        [block.amount >= goal for block in ours],
+        goal,
         f"{steps} steps, label smoothing {SMOOTHING}; of the peer's trainings {count} of {len(theirs)} reach it, "
         "validated after each epoch (391 steps)",
         peer=[block.seconds for block in theirs],
@@ -280,32 +257,26 @@ def copying(full: bool) -> Iterator[Row]:
     """Measure the seconds until an exact match of 0.999 on copying, with the experiment unchanged."""
     goal = 0.999
     runs = [train("copy_transformer", seed, "test/exact_match") for seed in COPY_SEEDS]
-    reached = [run.amount >= goal for run in runs]
-    yield goal_row(f"copying until {goal}", "≤ 6 s", runs, reached, "400 steps of 4 sequences")
+    yield goal_row(f"copying until {goal}", "≤ 6 s", runs, goal, "400 steps of 4 sequences")
 
 
 def polarity(full: bool) -> Iterator[Row]:
     """Measure the seconds until an accuracy of 0.80 on the test set of film reviews, with the experiment unchanged."""
-    name, target, goal = "polarity until 0.80 on test", "≤ 10 s", 0.80
-    if note := missing(*POLARITY_FILES):
-        yield Row(name, "s", target, note=note)
-        return
+    require(*POLARITY_FILES)
     runs = [train("polarity_classifier", seed, "test/accuracy") for seed in POLARITY_SEEDS]
     steps = settings_of("polarity_classifier")["trainer"]["max_steps"]
-    yield goal_row(name, target, runs, [run.amount >= goal for run in runs], f"{steps} steps of 64 sentences")
+    yield goal_row("polarity until 0.80 on test", "≤ 10 s", runs, 0.80, f"{steps} steps of 64 sentences")
 
 
 def multi30k(full: bool) -> Iterator[Row]:
     """Measure the seconds until a BLEU of 42.5 on the validation split of Multi30k, with five beams and one seed."""
-    name, target, goal, precision = "Multi30k until 42.5 BLEU on val", "≤ 1560 s", 42.5, fastest_precision()
-    if note := missing(*MULTI30K_FILES):
-        yield Row(name, "s", target, note=note)
-        return
+    require(*MULTI30K_FILES)
+    precision = fastest_precision()
     # Without a test set, the trained model is tested on the validation split.
     settings = "--data.init_args.test=null", f"--trainer.precision={precision}"
     run = train("multi30k_transformer", SEEDS[0], "val/bleu", *settings, steps=MULTI30K_STEPS)
     note = f"{MULTI30K_STEPS:,} steps in {precision}; {run.amount:.2f} BLEU with five beams"
-    yield goal_row(name, target, [run], [run.amount >= goal], note)
+    yield goal_row("Multi30k until 42.5 BLEU on val", "≤ 1560 s", [run], 42.5, note)
 
 
 def shakespeare_data() -> Text:
@@ -364,10 +335,7 @@ def shakespeare(full: bool) -> Iterator[Row]:
     Note:
         Ours has two layers of width 96, nanoGPT four of width 128. nanoGPT's loss after these steps is far higher.
     """
-    name, target, goal = "tiny Shakespeare until 1.60 / nanoGPT's 2,000 steps", "≥ 1 x", 1.60
-    if note := missing(*SHAKESPEARE_FILES):
-        yield Row(name, "s", target, note=note)
-        return
+    require(*SHAKESPEARE_FILES)
     data, precision = shakespeare_data(), fastest_precision()
     steps = NANO_STEPS if full else NANO_STEPS // 10
 
@@ -381,11 +349,12 @@ def shakespeare(full: bool) -> Iterator[Row]:
     note += f"losses over the whole validation split {min(losses):.3f} to {max(losses):.3f}"
     note += f"; the peer's {min(nano_losses):.3f} to {max(nano_losses):.3f}" if full else ""
     yield goal_row(
-        name,
-        target,
+        "tiny Shakespeare until 1.60 / nanoGPT's 2,000 steps",
+        "≥ 1 x",
         ours,
-        [loss <= goal for loss in losses],
+        1.60,
         note,
+        is_loss=True,
         peer=[block.seconds for block in theirs],
         extrapolated="" if full else f"first {steps} steps, scaled",
         checked=SAME_DATA,
@@ -394,10 +363,8 @@ def shakespeare(full: bool) -> Iterator[Row]:
 
 def large_shakespeare(full: bool) -> Iterator[Row]:
     """Measure the seconds until a loss of LARGE_GOAL on tiny Shakespeare, at the size of nanoGPT's GPU settings."""
-    name, target = f"tiny Shakespeare, 6 x 384, until {LARGE_GOAL} on a CPU", "≤ 3600 s"
-    if note := missing(*SHAKESPEARE_FILES):
-        yield Row(name, "s", target, note=note)
-        return
+    require(*SHAKESPEARE_FILES)
     run = train_shakespeare("shakespeare_gpt_gpu", SEEDS[0], precision := fastest_precision())
     note = f"in {precision}; loss over the whole validation split {run.amount:.4f}"
-    yield goal_row(name, target, [run], [run.amount <= LARGE_GOAL], note)
+    name = f"tiny Shakespeare, 6 x 384, until {LARGE_GOAL} on a CPU"
+    yield goal_row(name, "≤ 3600 s", [run], LARGE_GOAL, note, is_loss=True)

@@ -36,6 +36,8 @@ from benchmarks.measure import (
 from benchmarks.steps import COPY, mean_loss, our_step, parameters_of, repeated, same_parameters, tokens_of
 from datamodules import Copy
 from lightning_tfm.data import Batch, LengthGroupedSampler, MicroBatches
+from lightning_tfm.data.download import MIRROR
+from lightning_tfm.errors import UserError
 from lightning_tfm.fit.cli import TfmCLI, run
 from lightning_tfm.networks import Network, Transformer
 from lightning_tfm.optimizers import parameter_groups
@@ -111,6 +113,17 @@ class FitCLI(TfmCLI):
 def settings_of(experiment: str) -> dict[str, Any]:
     """Return the settings of an experiment."""
     return yaml.safe_load((EXPERIMENTS / f"{experiment}.yaml").read_text(encoding="utf-8"))
+
+
+def run_python(folder: Path, *arguments: str, threads: int = THREADS, **variables: str) -> None:
+    """Run Python in a folder, which may hold modules, with this project and environment variables."""
+    variables |= {"OMP_NUM_THREADS": str(threads), "WANDB_MODE": "offline"}
+    variables["PYTHONPATH"] = os.pathsep.join((str(folder), str(EXPERIMENTS.parent)))
+    if (mirror := os.environ.get(MIRROR)) and Path(mirror).is_dir():  # Python runs in another folder
+        variables[MIRROR] = os.path.abspath(mirror)
+    command, environment = [sys.executable, *arguments], os.environ | variables
+    child = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8")
+    assert child.returncode == 0, child.stderr
 
 
 def fit(experiment: str, *settings: str, folder: str | None = None, timed: int = TIMED) -> None:
@@ -293,19 +306,9 @@ def run_start(folder: Path, *arguments: str) -> float:
     """Return the seconds of Python until its end or, with the callback `FirstStep`, the first step of a training."""
     first = folder / "first"
     (folder / "sitecustomize.py").write_text(WITHOUT_PEER, encoding="utf-8")
-    environment = os.environ | {
-        "FIRST_STEP": str(first),
-        "OMP_NUM_THREADS": str(THREADS),
-        "PYTHONPATH": os.pathsep.join((str(folder), str(EXPERIMENTS.parent))),
-        "WANDB_MODE": "offline",
-    }
     begun = time.time()
-    child = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8"
-    )
-    end = float(first.read_text(encoding="utf-8")) if first.exists() else time.time()
-    assert child.returncode == 0, child.stderr
-    return end - begun
+    run_python(folder, *arguments, FIRST_STEP=str(first))
+    return (float(first.read_text(encoding="utf-8")) if first.exists() else time.time()) - begun
 
 
 def start_up(full: bool) -> Iterator[Row]:
@@ -443,12 +446,11 @@ def build_saving() -> Built:
 
 def saving(full: bool) -> Iterator[Row]:
     """Measure the extra memory of saving a checkpoint, which only Linux reports exactly."""
-    name, unit, target = "extra peak memory while saving / size of the state", "of the state", "≤ 0.2"
     if sys.platform != "linux":
-        yield Row(name, unit, target, note="measured on Linux only")
-        return
+        raise UserError("the peak memory can be reset on Linux only")
     with started(Side(build_saving)) as (facts, work):
         blocks = [work() for _ in range(ROUNDS)]
     note = f"weights and optimizer of {facts['state'] / 2**20:.0f} MB, saved in {blocks[0].seconds:.1f} s"
     values = [block.amount for block in blocks]
-    yield absolute_row(name, unit, target, values, note=note)
+    name = "extra peak memory while saving / size of the state"
+    yield absolute_row(name, "of the state", "≤ 0.2", values, note=note)

@@ -1,6 +1,6 @@
 """Benchmarks on one GPU.
 
-Without a GPU, their rows have the status "not measured"; the tests run the steps at a small size on a CPU.
+Without a GPU, they raise UserError; the tests run the steps at a small size on a CPU.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import peers
-from benchmarks.convergence import SEEDS, SHAKESPEARE_FILES, goal_row, missing, train_shakespeare
+from benchmarks.convergence import SEEDS, SHAKESPEARE_FILES, goal_row, require, train_shakespeare
 from benchmarks.measure import Built, Facts, Row, Side, absolute_row, compare, ratio_row
 from benchmarks.steps import decay_groups, nano_loss, parameters_of, repeated, same_parameters, windows
 from lightning_tfm.callbacks.telemetry import peak_flops
 from lightning_tfm.data import Batch
+from lightning_tfm.errors import UserError
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT
 
 GPT2_124M = {"vocab_size": 50_304, "d_model": 768, "num_heads": 12, "num_layers": 12, "max_length": 1024}
 
 
-def has_gpu() -> bool:
-    """Return whether a CUDA GPU is available, which the benchmarks of this module require."""
-    return torch.cuda.is_available()
+def require_gpu() -> None:
+    """Raise UserError unless a CUDA GPU is available."""
+    if not torch.cuda.is_available():
+        raise UserError("there is no GPU")
 
 
 def flops_per_token(size: dict[str, int], parameters: int) -> float:
@@ -104,35 +106,29 @@ def same_training(ours: Facts, peer: Facts) -> str:
 
 def gpt2_124m(full: bool) -> Iterator[Row]:
     """Measure training GPT-2 124M in bf16 and compiled, with half a million tokens per step, as GPT-2 was."""
-    name, target = "GPT-2 124M, bf16, compiled / nanoGPT's formulation", "≥ 1 x"
-    used, share = "GPT-2 124M, bf16, compiled: model FLOP utilization", "≥ 45 %"
-    if not has_gpu():
-        yield Row(name, "tokens/s", target, note="no GPU")
-        yield Row(used, "%", share, note="no GPU")
-        return
+    require_gpu()
     peak = peak_flops(torch.device("cuda"), half=True)
+    if peak is None:
+        raise UserError(f"no peak is known for {torch.cuda.get_device_name()}")
     sides = (
         Side(build_gpt2, side, GPT2_124M, batch_size=32, accumulated=16, device="cuda", steps=1, compiled=True)
         for side in ("ours", "nano")
     )
     note = "16 accumulated batches of 32 x 1,024 tokens per step"
     rounds, checked = compare(*sides, same_training)
-    yield ratio_row(name, "tokens/s", target, rounds, checked=checked, note=note)
-    if peak is None:
-        yield Row(used, "%", share, note=f"no peak is known for {torch.cuda.get_device_name()}")
-        return
+    name = "GPT-2 124M, bf16, compiled"
+    yield ratio_row(f"{name} / nanoGPT's formulation", "tokens/s", "≥ 1 x", rounds, checked=checked, note=note)
     flops = flops_per_token(GPT2_124M, parameters_of(GPT(**GPT2_124M, bias=False)))
     values = [100 * ours * flops / peak for ours, _ in rounds]
-    yield absolute_row(used, "%", share, values, note=f"of {peak / 1e12:.0f} TFLOP/s dense; {note}")
+    note = f"of {peak / 1e12:.0f} TFLOP/s dense; {note}"
+    yield absolute_row(f"{name}: model FLOP utilization", "%", "≥ 45 %", values, note=note)
 
 
 def tiny_shakespeare(full: bool) -> Iterator[Row]:
     """Measure the seconds until nanoGPT's validation loss on tiny Shakespeare, at the size of its GPU settings."""
-    name, target, goal, steps = "tiny Shakespeare, 6 x 384, until 1.4697", "≤ 60 s", 1.4697, 700
-    if note := missing(*SHAKESPEARE_FILES) if has_gpu() else "no GPU":
-        yield Row(name, "s", target, note=note)
-        return
-    settings = {"steps": steps, "accelerator": "gpu"}
+    require_gpu()
+    require(*SHAKESPEARE_FILES)
+    goal, settings = 1.4697, {"steps": 700, "accelerator": "gpu"}
     runs = [train_shakespeare("shakespeare_gpt_gpu", seed, "bf16-mixed", **settings) for seed in SEEDS]
-    note = f"{steps} steps; losses on the whole validation split: {', '.join(f'{run.amount:.4f}' for run in runs)}"
-    yield goal_row(name, target, runs, [run.amount <= goal for run in runs], note)
+    note = f"700 steps; losses on the whole validation split: {', '.join(f'{run.amount:.4f}' for run in runs)}"
+    yield goal_row(f"tiny Shakespeare, 6 x 384, until {goal}", "≤ 60 s", runs, goal, note, is_loss=True)

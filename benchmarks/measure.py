@@ -87,7 +87,6 @@ class Row:
         low: lower end of the 90 % interval of `ratio`, or of `ours` without a peer.
         high: upper end of this interval.
         held: whether the target is met; None if there is no target or no measurement.
-        status: "measured" or "not measured".
         reached: how many of our training runs reach the goal, if the row is a time to a goal.
         extrapolated: the source of the peer's figure, if its work was not done in full in each round.
         checked: the properties that were checked to be the same on both sides.
@@ -107,7 +106,6 @@ class Row:
     low: float | None = None
     high: float | None = None
     held: bool | None = None
-    status: str = "not measured"
     reached: str = ""
     extrapolated: str = ""
     checked: str = ""
@@ -164,14 +162,14 @@ def ratio_row(name: str, unit: str, target: str, rounds: list[tuple[float, float
     low, high = interval(ratios)
     ours, peer = map(statistics.median, zip(*rounds, strict=True))
     ratio = statistics.median(ratios)
-    return Row(name, unit, target, ours, peer, ratio, low, high, reaches(ratio, target), "measured", **fields)
+    return Row(name, unit, target, ours, peer, ratio, low, high, reaches(ratio, target), **fields)
 
 
 def absolute_row(name: str, unit: str, target: str, values: list[float], **fields: str) -> Row:
     """Return a row without a peer, for the median of the values of all rounds; see `ratio_row`."""
     low, high = interval(values)
     ours = statistics.median(values)
-    return Row(name, unit, target, ours, None, None, low, high, reaches(ours, target), "measured", **fields)
+    return Row(name, unit, target, ours, None, None, low, high, reaches(ours, target), **fields)
 
 
 DRAWS = 100_000
@@ -199,7 +197,7 @@ def until_row(
     """
     ours, theirs = np.array(seconds), np.array(peer or [1.0] * len(seconds))
     n, k = len(ours), sum(reached)
-    row = Row(name, "s", target, ours=sum(seconds) / k if k else math.inf, status="measured", **fields)
+    row = Row(name, "s", target, ours=sum(seconds) / k if k else math.inf, **fields)
     row.reached = f"{k} of {n} seeds" if n > 1 else f"{k} of 1 seed"
     if peer is not None:
         row.peer = statistics.mean(peer)

@@ -109,10 +109,10 @@ class ParallelText(PairDataModule):
         examples = self.datasets["train"]
         lengths = torch.maximum(examples.source_lengths, examples.target_lengths - 1)
         batches = MaxTokensSampler(lengths, self.batch_tokens, self.seed, division)
-        if batches.fewest_rows < division.num_micro_batches:
+        if (fewest := min(batches.sizes)) < division.num_micro_batches:
             raise UserError(
                 f"batch_tokens must allow at least one row for each of {division.num_micro_batches} processes or "
-                f"micro-batches, but {self.batch_tokens} gives a batch of {batches.fewest_rows}; raise it"
+                f"micro-batches, but {self.batch_tokens} gives a batch of {fewest}; raise it"
             )
         return batches
 

@@ -18,10 +18,11 @@ from lightning_tfm.data import (
     TableReader,
     expand_path,
     is_hidden,
-    read_lines,
+    list_files,
     read_text,
     resolve_path,
     skip_blank,
+    split_lines,
 )
 from lightning_tfm.data.hashing import stable_hash
 from lightning_tfm.data.text_files import decode_text
@@ -197,7 +198,7 @@ def read_labeled(names: list[str] | str, table: TableReader, split: str) -> dict
         raise UserError(f"several files must end with their labels, NAME.LABEL, but are {', '.join(names)}")
     texts = []
     for path, label in zip(paths, labels, strict=True):
-        rows = enumerate(([line] for line in read_lines(path, table.encoding)), start=1)
+        rows = enumerate(([line] for line in split_lines(read_text(path, table.encoding))), start=1)
         texts += [Pair(line.strip(), label) for _, (line,) in skip_blank(rows, f"blank lines of {path}")]
     return {split: texts}
 
@@ -274,13 +275,8 @@ def label_folders(folders: Set[PurePosixPath], name: str, split: str) -> dict[Pu
 
 def _of_folder(folder: Path, encoding: str) -> dict[PurePosixPath, Callable[[], str] | None]:
     """Return functions that read the files of a folder, except hidden ones; None for links not to a file."""
-    paths = sorted(folder.rglob("*"), key=lambda path: path.parts)  # Path ignores case on Windows
-    files = {PurePosixPath(path.relative_to(folder).as_posix()): path for path in paths}
-    return {
-        inside: partial(read_text, path, encoding) if path.is_file() else None
-        for inside, path in files.items()
-        if (path.is_file() or path.is_symlink()) and not is_hidden(inside)
-    }
+    files = {PurePosixPath(path.relative_to(folder).as_posix()): path for path in list_files(folder)}
+    return {inside: partial(read_text, path, encoding) if path.is_file() else None for inside, path in files.items()}
 
 
 def _of_archive(archive: Path, encoding: str) -> dict[PurePosixPath, Callable[[], str] | None]:

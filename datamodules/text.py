@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from lightning_tfm.data import Download, TextDataModule, expand_path, is_hidden, read_text, resolve_path
+from lightning_tfm.data import Download, TextDataModule, expand_path, list_files, read_text, resolve_path
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenization import Tokenizer, read_tokenizer, train_tokenizer
 
@@ -70,11 +70,7 @@ class Text(TextDataModule):
         folder = expand_path(path)
         if not folder.is_dir():
             return read_text(resolve_path(path, FILES), encoding)
-        files = [
-            file
-            for file in sorted(folder.rglob("*"), key=lambda file: file.parts)  # Path ignores case on Windows
-            if file.is_file() and not is_hidden(file.relative_to(folder))
-        ]
+        files = [file for file in list_files(folder) if file.is_file()]
         if not files:
             raise UserError(f"path must be a text or a folder of texts, but {path!r} holds no file")
         return "\n".join(read_text(file, encoding) for file in files)

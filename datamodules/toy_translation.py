@@ -149,10 +149,14 @@ ADVERBS = {
     "hier": "here",
     "abends": "in the evening",
 }
-PRONOUNS = (("ich", "i"), ("du", "you"), ("er", "he"), ("sie", "she"), ("wir", "we"), ("ihr", "you"), ("sie", "they"))
-PRONOUN_PERSON = (0, 1, 2, 2, 3, 4, 5)
 THIRD, THEY = 2, 5
 """Third person singular and plural, as indices of `Verb.forms`."""
+
+PRONOUNS = (
+    *(("ich", "i", 0), ("du", "you", 1), ("er", "he", THIRD), ("sie", "she", THIRD)),
+    *(("wir", "we", 3), ("ihr", "you", 4), ("sie", "they", THEY)),
+)
+"""German and English pronouns, and their indices of `Verb.forms`."""
 
 DEFINITE = {"nominative": {"m": "der", "f": "die", "n": "das"}, "accusative": {"m": "den", "f": "die", "n": "das"}}
 EIN_ENDING = {"nominative": {"m": "", "f": "e", "n": ""}, "accusative": {"m": "en", "f": "e", "n": ""}}
@@ -287,10 +291,9 @@ def _noun_phrase(
 def _sentence(draw: random.Random, with_kept_back: bool) -> Pair:
     """Draw a sentence and its translation with their word alignment."""
     if draw.random() < 0.6:
-        number = draw.randrange(len(PRONOUNS))
-        person = PRONOUN_PERSON[number]
-        subject: Words = [(PRONOUNS[number][0], "s")]
-        english_subject: Words = [(PRONOUNS[number][1], "s")]
+        pronoun, english_pronoun, person = draw.choice(PRONOUNS)
+        subject: Words = [(pronoun, "s")]
+        english_subject: Words = [(english_pronoun, "s")]
     else:
         determiner = draw.choice(("der", "ein", "mein"))
         subject, english_subject, plural = _noun_phrase(
@@ -351,12 +354,12 @@ def _sentence(draw: random.Random, with_kept_back: bool) -> Pair:
 
 def _vocabulary() -> set[str]:
     """Return all words of both languages."""
-    german = {"nicht", *ADVERBS, *(pronoun for pronoun, _ in PRONOUNS)}
+    german = {"nicht", *ADVERBS, *(pronoun for pronoun, *_ in PRONOUNS)}
     german.update(article for by_gender in DEFINITE.values() for article in by_gender.values())
     german.update(stem + ending for stem in ("ein", "mein", "kein") for ending in ("", "e", "en"))
     german.update(stem + ending for stem in ADJECTIVES for ending in ("e", "en", "er", "es"))
     english = {".", "the", "a", "an", "my", "not", "do", "does", *ADJECTIVES.values()}
-    english.update(pronoun for _, pronoun in PRONOUNS)
+    english.update(pronoun for _, pronoun, _ in PRONOUNS)
     english.update(word for adverb in ADVERBS.values() for word in adverb.split())
     for noun in NOUNS:
         german |= {noun.german, noun.german_plural} - {""}

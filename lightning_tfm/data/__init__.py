@@ -17,7 +17,7 @@ from lightning_tfm.data.samplers import (
 )
 from lightning_tfm.data.tables import TableReader, skip_blank, strip_columns
 from lightning_tfm.data.text import TextDataModule, TextDataset
-from lightning_tfm.data.text_files import expand_path, is_hidden, read_lines, read_text, resolve_path, split_lines
+from lightning_tfm.data.text_files import expand_path, is_hidden, list_files, read_text, resolve_path, split_lines
 
 __all__ = [
     "Batch",
@@ -46,7 +46,7 @@ __all__ = [
     "download",
     "expand_path",
     "is_hidden",
-    "read_lines",
+    "list_files",
     "read_text",
     "resolve_path",
     "skip_blank",

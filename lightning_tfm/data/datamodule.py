@@ -41,13 +41,17 @@ class TaskDataModule(LightningDataModule, ABC):
 
     Attributes:
         test_sets: names of the test splits, starting with "test"; ("val",) if the data have no test split.
+        holds: what the data are, such as "pairs of source and target", for messages.
+        source_noun: what a source is called in messages.
+        test_setting: the setting by which a user provides test data, for a message.
+        max_source_length, max_target_length: maximum lengths in tokens, including EOS; 0 without targets.
     """
 
     holds: ClassVar[str]
     test_setting: ClassVar[str] = "test"
     source_noun: ClassVar[str] = "sources"
     max_source_length: int
-    max_target_length: int
+    max_target_length: int = 0
     test_sets: tuple[str, ...] = ("test",)
 
     def __init__(

@@ -47,7 +47,7 @@ def download(name: str, file: Download) -> Path:
             raise UserError(
                 f"{MIRROR} must name a folder that holds {name!r} or {paths[1].name!r}, but {mirror!r} does not"
             )
-        if not _has_sha256(path, sha256):
+        if pooch.file_hash(str(path)) != sha256:
             raise UserError(_unexpected(str(path), sha256))
         return path
     source = f"{mirror.rstrip('/')}/{name}" if mirror else address
@@ -58,7 +58,7 @@ def download(name: str, file: Download) -> Path:
     kept = 0  # bytes of an earlier, interrupted download
     try:
         # This is checked before anything is written, since the cache may be read-only.
-        if path.is_file() and _has_sha256(path, sha256):
+        if path.is_file() and pooch.file_hash(str(path)) == sha256:
             return path
         part.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{part}.lock"):  # one process of a run downloads
@@ -84,12 +84,6 @@ def download(name: str, file: Download) -> Path:
             f"{name!r} cannot be kept in {str(cache)!r}: {error.strerror}; free disk space, or set XDG_CACHE_HOME to "
             "another folder"
         ) from None
-
-
-def _has_sha256(path: Path, sha256: str) -> bool:
-    import pooch
-
-    return pooch.file_hash(str(path)) == sha256
 
 
 def _unexpected(path: str, sha256: str) -> str:

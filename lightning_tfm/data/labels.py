@@ -126,7 +126,6 @@ class LabeledDataModule(TaskDataModule, ABC):
         self.num_classes = len(labels)
         self.max_length = self.max_source_length = max_length
         self.truncate = truncate
-        self.max_target_length = 0
 
     @abstractmethod
     def pairs(self, split: str) -> list[Pair]:

@@ -88,6 +88,12 @@ class LengthGroupedSampler(TrainingSampler):
 
     Rows of similar length are grouped into batches to reduce padding: the shuffled rows are sorted by length in pools
     of 16 batches and split into batches, which are shuffled. Rows that do not fill a batch are dropped from the epoch.
+
+    Args:
+        lengths: the length of each row in tokens (N).
+        batch_size: number of rows in a batch, over all processes.
+        seed: the seed of the order.
+        division: the micro-batches of this process.
     """
 
     POOL = 16
@@ -117,7 +123,8 @@ class MaxTokensSampler(TrainingSampler):
     """Sampler of batches with a maximum number of tokens, including padding: many short rows or few long rows.
 
     The rows are sorted by length, with rows of equal length in random order, and split into full batches, which are
-    shuffled. `batch_tokens` is the maximum over all processes. A row longer than that is its own batch.
+    shuffled. `batch_tokens` is the maximum over all processes. A row longer than that is its own batch. The other
+    arguments are those of `LengthGroupedSampler`.
     """
 
     def __init__(
@@ -135,12 +142,8 @@ class MaxTokensSampler(TrainingSampler):
             begin = self.cuts[-2] if len(self.cuts) > 1 else 0
             self.cuts[-1] = min(self.cuts[-1], (begin + len(lengths) + 1) // 2)
         ends = [*self.cuts, len(lengths)]
+        # The number of rows of each batch.
         self.sizes = [end - begin for begin, end in zip([0, *self.cuts], ends, strict=True)]
-
-    @property
-    def fewest_rows(self) -> int:
-        """Return the number of rows in the smallest batch."""
-        return min(self.sizes)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -161,6 +164,12 @@ class WindowSampler(TrainingSampler):
     """Sampler of batches of windows of a text, given by the positions of their first tokens.
 
     The windows of an epoch are adjacent and start at a random offset.
+
+    Args:
+        num_tokens: number of tokens in the text.
+        max_length: number of tokens in a window.
+        batch_size: number of windows in a batch, over all processes.
+        seed, division: see `LengthGroupedSampler`.
     """
 
     def __init__(
@@ -186,7 +195,7 @@ class WindowSampler(TrainingSampler):
 
 
 class EvaluationSampler(Sampler[Tensor]):
-    """Sampler of evaluation batches, which contain every row once over all processes, grouped by length.
+    """Sampler of evaluation batches, which contain every row once over all processes, grouped by lengths (N) in tokens.
 
     Each batch is divided into micro-batches of at most `batch_size` rows (2 if it is 1), which do not depend on the
     number of processes. None of them is empty, since processes wait for each other after each one. The order of the

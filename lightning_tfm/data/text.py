@@ -79,7 +79,6 @@ class TextDataModule(TaskDataModule):
             raise UserError(f"max_length must be at least 1, but is {max_length}; try 64")
         self.texts = texts
         self.max_length = self.max_source_length = max_length
-        self.max_target_length = 0
 
     def sources(self, split: str) -> list[str]:
         """Return the lines of a split except short ones, such as names of speakers, which often recur."""

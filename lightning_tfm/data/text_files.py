@@ -50,6 +50,13 @@ def is_hidden(path: PurePath) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
+def list_files(folder: Path) -> list[Path]:
+    """Return the files and links in a folder and its folders, except hidden ones, in the order of their names."""
+    paths = sorted(folder.rglob("*"), key=lambda path: path.parts)  # Path ignores case on Windows
+    files = (path for path in paths if path.is_file() or path.is_symlink())
+    return [path for path in files if not is_hidden(path.relative_to(folder))]
+
+
 def read_text(path: Path, encoding: str = "utf-8") -> str:
     """Read and normalize the text of a file, which is decompressed if its name ends with .gz.
 
@@ -97,11 +104,6 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
 
 CHARACTERS = 1_000_000
 """Minimum number of characters that are split into lines at a time, except at the end of a text."""
-
-
-def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
-    """Return an iterator over the lines of a file, separated only by line feeds; see `read_text`."""
-    return split_lines(read_text(path, encoding))
 
 
 def split_lines(text: str) -> Iterator[str]:

@@ -124,8 +124,7 @@ class Seq2SeqPredictor(Predictor):
         return {name: self.network.random_ids(rows, length, generator) for name in ("source", "target_in")}
 
     def max_input_lengths(self) -> dict[str, int | None]:
-        target = self.network.max_target_length(self.max_target_length)
-        return {"source": self.network.max_source_length(self.max_target_length), "target_in": target}
+        return dict(zip(("source", "target_in"), self.network.max_lengths(self.max_target_length), strict=True))
 
     def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
         text = content.get("prediction", content["target"])

@@ -31,11 +31,21 @@ class AdditiveScores(Attention):
 
 
 class AdditiveAttention(AdditiveScores):
-    """Additive attention (Bahdanau et al. 2015)."""
+    """Additive attention (Bahdanau et al. 2015).
+
+    Args:
+        d_query: width D of the queries.
+        d_memory: width E of the memory.
+        d_attention: width A of the hidden layer.
+    """
+
+    def _hidden(self, query: Tensor, keys: Tensor, previous: Tensor) -> Tensor:
+        """Return the hidden layer (B, S, A) before its activation."""
+        return self.q_proj(query).unsqueeze(1) + keys
 
     def _weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
-        hidden = self.q_proj(query).unsqueeze(1) + keys  # (B, S, A)
-        return self._scores(hidden).masked_fill(~mask, -math.inf).softmax(-1)  # (B, S)
+        scores = self._scores(self._hidden(query, keys, previous))
+        return scores.masked_fill(~mask, -math.inf).softmax(-1)  # (B, S)
 
     def forward(
         self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor
@@ -63,7 +73,7 @@ class LocationAwareAttention(AdditiveAttention):
     """Additive attention that reads the previous weights around each key (Chorowski et al. 2015, 2.2).
 
     The scores are v^T tanh(W_q q + W_k k + U f), where f are the outputs of FILTERS convolutions of the previous
-    weights with a kernel of width KERNEL.
+    weights with a kernel of width KERNEL. The arguments are those of `AdditiveAttention`.
     """
 
     FILTERS = 10
@@ -74,7 +84,6 @@ class LocationAwareAttention(AdditiveAttention):
         self.filters = nn.Conv1d(1, self.FILTERS, self.KERNEL, padding=self.KERNEL // 2, bias=False)
         self.location_proj = Linear(self.FILTERS, d_attention, bias=False)
 
-    def _weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+    def _hidden(self, query: Tensor, keys: Tensor, previous: Tensor) -> Tensor:
         location = self.location_proj(self.filters(previous.unsqueeze(1)).transpose(1, 2))  # (B, S, A)
-        hidden = self.q_proj(query).unsqueeze(1) + keys + location
-        return self._scores(hidden).masked_fill(~mask, -math.inf).softmax(-1)
+        return super()._hidden(query, keys, previous) + location

@@ -166,7 +166,13 @@ def split_heads(projected: Tensor, parts: int, num_heads: int) -> list[Tensor]:
 
 
 class SelfAttention(Attention):
-    """Multi-head self-attention (Vaswani et al. 2017, 3.2.2)."""
+    """Multi-head self-attention (Vaswani et al. 2017, 3.2.2).
+
+    Args:
+        d_model: width D.
+        num_heads: number of heads H; must divide d_model.
+        bias: whether the projections have a bias.
+    """
 
     over_memory = False
     FUSED = ("qkv_proj", 3)  # linear layer, and the number of its projections
@@ -224,7 +230,10 @@ class SelfAttention(Attention):
 
 
 class CrossAttention(Attention):
-    """Multi-head cross-attention of a decoder over the memory, the output of the encoder."""
+    """Multi-head cross-attention of a decoder over the memory, the output of the encoder.
+
+    The arguments are those of `SelfAttention`.
+    """
 
     FUSED = ("kv_proj", 2)
 

@@ -92,6 +92,10 @@ class MonotonicAttention(Attention):
 
     Its queries must not depend on its results, so that it attends from all of them in one call.
     `HardMonotonicAttention` may also skip keys.
+
+    Args:
+        d_query: width D of the queries.
+        d_memory: width E of the memory.
     """
 
     def __init__(self, d_query: int, d_memory: int) -> None:
@@ -125,7 +129,10 @@ class MonotonicAttention(Attention):
 
 
 class MonotonicCrossAttention(Attention):
-    """Multi-head cross-attention, each head of which is a monotonic attention, see `monotonic_weights`."""
+    """Multi-head cross-attention, each head of which is a monotonic attention, see `monotonic_weights`.
+
+    The arguments are those of `SelfAttention`.
+    """
 
     UNDIVIDED = "cross_attention monotonic, whose heads are not divided"  # by tensor parallelism
 
@@ -177,7 +184,7 @@ class HardMonotonicAttention(AdditiveScores):
 
     Each query attends to one key, the key of the previous query or a later one. The probability of a key is the softmax
     of additive scores over these keys. This is the paper's model of order 0 with monotonic alignments: the scores do
-    not depend on the attended key.
+    not depend on the attended key. The arguments are those of `AdditiveAttention`.
     """
 
     NEVER = -1e4

@@ -94,9 +94,6 @@ class AttentionLSTM(Seq2SeqNetwork):
             raise UserError("pointer_generator must be false for attention hard_monotonic, but is true; try additive")
         self.pointer = PointerGenerator(4 * d_model) if pointer_generator else None
 
-    def check_lengths(self, source_length: int, target_length: int) -> None:
-        """Accept sequences of any length."""
-
     def encode(self, source: Tensor) -> State:
         mask = source != PAD  # (B, S)
         lengths = mask.sum(1, keepdim=True)

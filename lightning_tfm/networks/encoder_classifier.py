@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.layers import Dropout, LearnedPositions, TransformerLayer, check_dropout, check_num_heads
+from lightning_tfm.layers import Dropout, LearnedPositions, TransformerLayer, check_dropout
 from lightning_tfm.networks.naive_bayes import NaiveBayes
 from lightning_tfm.networks.network import DataProperties, TextNetwork, check_max_length
 from lightning_tfm.tokenization import PAD, UNKNOWN_ID
@@ -53,7 +53,6 @@ class EncoderClassifier(TextNetwork):
         norm: Literal["pre", "post"] = "post",
     ) -> None:
         super().__init__()
-        check_num_heads(d_model, num_heads)
         self.max_length = check_max_length(max_length)
         check_dropout("word_dropout", word_dropout)
         self.word_dropout = word_dropout

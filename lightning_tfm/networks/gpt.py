@@ -93,8 +93,8 @@ class GPT(CausalNetwork):
     def span(self, source_length: int, target_length: int) -> int:
         return self.positions.span(source_length, target_length)
 
-    def max_source_length(self, target_length: int) -> int | None:
-        return self.max_length if self.positions.couples else super().max_source_length(target_length)
+    def max_lengths(self, target_length: int) -> tuple[int, int]:
+        return (self.max_length, target_length) if self.positions.couples else super().max_lengths(target_length)
 
     def _logits(self, x: Tensor) -> Tensor:
         """Return the logits (..., V) of hidden states (..., D)."""

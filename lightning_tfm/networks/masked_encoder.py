@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_tfm.layers import Dropout, LearnedPositions, Linear, TransformerLayer, check_num_heads
+from lightning_tfm.layers import Dropout, LearnedPositions, Linear, TransformerLayer
 from lightning_tfm.networks.network import TextNetwork, check_max_length
 from lightning_tfm.tokenization import PAD
 
@@ -36,7 +36,6 @@ class MaskedEncoder(TextNetwork):
         norm: Literal["pre", "post"] = "pre",
     ) -> None:
         super().__init__()
-        check_num_heads(d_model, num_heads)
         self.max_length = check_max_length(max_length)
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.positions = LearnedPositions(self.max_length, d_model)

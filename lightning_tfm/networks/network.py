@@ -57,12 +57,14 @@ class Network(nn.Module, ABC):
             `type(network)(**hyper_parameters)` constructs the network when a checkpoint is loaded.
         least: the lower bounds of integer arguments, where they differ from 1.
         head: the output layer, from features to logits.
+        max_length: maximum length of a source and of a target in tokens; None if unlimited.
         is_traceable: whether `torch.export` can trace `forward` for any length.
     """
 
     hyper_parameters: dict[str, Any]
     least: ClassVar[Mapping[str, int]] = {}
     head: nn.Linear
+    max_length: int | None = None
     is_traceable = True
 
     def __init_subclass__(cls) -> None:
@@ -85,9 +87,17 @@ class Network(nn.Module, ABC):
         """Construct a network that fits a data module, with `data_settings` for settings that are missing or None."""
         return cls(**complete(settings, cls.data_settings(data)))
 
-    @abstractmethod
-    def check_lengths(self, source_length: int, target_length: int) -> None:
+    def check_lengths(self, source_length: int, target_length: int = 0) -> None:
         """Raise UserError if sequences of these lengths, in tokens, have more positions than the network."""
+        for side, length in (("source", source_length), ("target", target_length)):
+            if self.max_length is not None and length > self.max_length:
+                raise self._too_long(f"{side if target_length else 'input'} has {length}", length)
+
+    def _too_long(self, tokens: str, length: int) -> UserError:
+        return UserError(
+            f"the longest {tokens} tokens, but the model has max_length {self.max_length} positions; "
+            f"try max_length {length}"
+        )
 
     def random_ids(self, rows: int, length: int, generator: torch.Generator, ids_per_token: int = 1) -> Tensor:
         """Draw random, right-padded ids (rows, length), or (rows, length, G) with G > 1 ids per token.
@@ -130,13 +140,6 @@ class TextNetwork(Network):
     def data_settings(cls, data: DataProperties) -> dict[str, Any]:
         return super().data_settings(data) | {"max_length": data.max_source_length}
 
-    def check_lengths(self, source_length: int, target_length: int = 0) -> None:
-        if source_length > self.max_length:
-            raise UserError(
-                f"the longest text has {source_length} tokens, but the model has max_length "
-                f"{self.max_length} positions; try max_length {source_length}"
-            )
-
 
 class Seq2SeqNetwork(Network):
     """Base class of networks that map a source sequence to a target sequence."""
@@ -146,13 +149,9 @@ class Seq2SeqNetwork(Network):
         if "forward" in vars(cls) and "logits" not in vars(cls):
             cls.logits = Seq2SeqNetwork.logits  # type: ignore[method-assign]  # a parent's belongs to its own forward
 
-    def max_source_length(self, target_length: int) -> int | None:
-        """Return the maximum length of a source with a target of target_length tokens; None if unlimited."""
-        return getattr(self, "max_length", None)
-
-    def max_target_length(self, target_length: int) -> int | None:
-        """Return the maximum length of a target, given the maximum in the data, target_length; None if unlimited."""
-        return getattr(self, "max_length", None)
+    def max_lengths(self, target_length: int) -> tuple[int | None, int | None]:
+        """Return the maximum lengths of a source and of a target, given that in the data; None if unlimited."""
+        return self.max_length, self.max_length
 
     def source_attention(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
         """Select the weights (B, H, T, S) of the target over the source (B, S) from those of all layers by name."""
@@ -203,22 +202,13 @@ class CausalNetwork(Seq2SeqNetwork):
         """Return the number of positions of a source and a target."""
         return source_length + target_length
 
-    def check_lengths(self, source_length: int, target_length: int) -> None:
-        length = self.span(source_length, target_length)
-        if length > self.max_length:
-            read = (
-                f"source and target have {source_length} + {target_length}" if target_length else f"input has {length}"
-            )
-            raise UserError(
-                f"the longest {read} tokens, but the model has max_length {self.max_length} positions; "
-                f"try max_length {length}"
-            )
+    def check_lengths(self, source_length: int, target_length: int = 0) -> None:
+        if (length := self.span(source_length, target_length)) > self.max_length:
+            pair = f"source and target have {source_length} + {target_length}"
+            raise self._too_long(pair if target_length else f"input has {length}", length)
 
-    def max_source_length(self, target_length: int) -> int | None:
-        return self.max_length - target_length
-
-    def max_target_length(self, target_length: int) -> int | None:
-        return target_length
+    def max_lengths(self, target_length: int) -> tuple[int, int]:
+        return self.max_length - target_length, target_length
 
     def source_attention(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
         """Select the weights (B, H, T, S) of the target over the source, normalized to sum to 1."""

@@ -9,7 +9,6 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from lightning_tfm.errors import UserError
 from lightning_tfm.layers import (
     CrossAttentionKind,
     Dropout,
@@ -101,14 +100,6 @@ class Transformer(Seq2SeqNetwork):
     def data_settings(cls, data: DataProperties) -> dict[str, Any]:
         longest = max(data.max_source_length, data.max_target_length)
         return super().data_settings(data) | {"max_length": longest}
-
-    def check_lengths(self, source_length: int, target_length: int) -> None:
-        for side, length in (("source", source_length), ("target", target_length)):
-            if length > self.max_length:
-                raise UserError(
-                    f"the longest {side} has {length} tokens, but the model has max_length "
-                    f"{self.max_length} positions; try max_length {length}"
-                )
 
     def _encode(self, source: Tensor, positions: Tensor) -> tuple[KVCache, ...]:
         """Return the keys and values of the source for each decoder layer."""

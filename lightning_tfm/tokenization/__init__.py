@@ -1,6 +1,5 @@
 """Tokenizers, which map texts to ids and back."""
 
-from lightning_tfm.tokenization.padding import pad_sequences
 from lightning_tfm.tokenization.subwords import SubwordTokenizer, read_tokenizer
 from lightning_tfm.tokenization.symbols import SymbolTokenizer
 from lightning_tfm.tokenization.tokenizer import (
@@ -13,6 +12,7 @@ from lightning_tfm.tokenization.tokenizer import (
     Ids,
     Tokenizer,
     normalize_text,
+    pad_sequences,
 )
 from lightning_tfm.tokenization.training import build_vocab, tokenizer_from_dict, train_tokenizer, train_word_tokenizer
 from lightning_tfm.tokenization.words import WordTokenizer

@@ -126,3 +126,16 @@ class Tokenizer(ABC):
 def strip_special(ids: Iterable[int]) -> list[int]:
     """Return the ids before the first EOS, without special ids."""
     return [id for id in itertools.takewhile(lambda id: id != EOS, ids) if id >= NUM_SPECIAL]
+
+
+def pad_sequences(rows: Sequence[Ids]) -> tuple[Tensor, Tensor]:
+    """Right-pad N sequences, whose tokens are ids or tuples of G ids, with PAD.
+
+    Returns:
+        The ids (N, longest) or (N, longest, G), and the lengths (N).
+    """
+    lengths = torch.tensor([len(row) for row in rows])
+    tokens = torch.tensor([*itertools.chain.from_iterable(rows)], dtype=torch.long)
+    ids = torch.full((len(rows), int(lengths.max()), *tokens.shape[1:]), PAD)
+    ids[torch.arange(ids.size(1)) < lengths.unsqueeze(1)] = tokens
+    return ids, lengths

@@ -10,7 +10,7 @@ import pytest
 
 from datamodules import ParallelText, Sentiment, Text, Tsv
 from lightning_tfm.data import text_files
-from lightning_tfm.data.text_files import read_lines, read_text, split_lines
+from lightning_tfm.data.text_files import read_text, split_lines
 from lightning_tfm.errors import UserError
 from support.corpora import reviews, text_file, texts_in, write_label_folders, write_table
 
@@ -47,7 +47,7 @@ def test_lines_end_at_line_feeds_or_at_carriage_returns_if_there_is_no_line_feed
         (b"a\rb\r", ["a", "b"]),
     ):
         path.write_bytes(content)
-        assert [*read_lines(path)] == lines
+        assert [*split_lines(read_text(path))] == lines
     for name, content, pairs in (
         ("words.tsv", b"ab\tAB\rc\tC\r", [("ab", "AB"), ("c", "C")]),
         ("words.csv", b'"a\nb",AB\rc,"C\rD"\r', [("a b", "AB"), ("c", "C D")]),

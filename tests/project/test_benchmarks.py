@@ -23,6 +23,7 @@ from benchmarks import convergence, decoding, framework, gpu, limits, measure, p
 from benchmarks.__main__ import BENCHMARKS, COLUMNS, FOLDER, cells, machine, markdown, plot, publish, state
 from benchmarks.measure import ROUNDS, Block, Row, Side, until_row
 from datamodules import Date, Text
+from lightning_tfm.errors import UserError
 from lightning_tfm.networks import GPT, Transformer
 from lightning_tfm.tokenization import PAD
 
@@ -124,7 +125,7 @@ def test_report():
         measure.ratio_row("a / b", "tokens/s", "≥ 1.5 x", [(3.0, 2.0)], checked="logits"),
         measure.absolute_row("c", "s", "≤ 4 s", [math.inf]),
         measure.ratio_row("limit: a", "tokens/s", "", [(1234.0, 1000.0)]),
-        Row("on a GPU", "tokens/s", "≥ 1 x", note="no GPU"),
+        Row("on a GPU", "tokens/s", "≥ 1 x"),
     ]
     results = {"rows": [replace(row, machine="a CPU", commit="abc1234", torch="2.1").as_dict() for row in rows]}
     report = markdown(json.loads(json.dumps(results)))
@@ -132,7 +133,7 @@ def test_report():
     for row in (
         "| a / b | 3 | 2 | tokens/s | 1.5 | 1.5 to 1.5 | ≥ 1.5 x | yes | a CPU |  | logits | abc1234 | 2.1 |  |",
         "| limit: a | 1,234 | 1,000 | tokens/s | 1.23 | 1.23 to 1.23 |  |  | a CPU |  |  | abc1234 | 2.1 |  |",
-        "| on a GPU |  |  | tokens/s | not measured |  | ≥ 1 x |  | a CPU |  |  | abc1234 | 2.1 | no GPU |",
+        "| on a GPU |  |  | tokens/s | not measured |  | ≥ 1 x |  | a CPU |  |  | abc1234 | 2.1 |  |",
     ):
         assert row in report
 
@@ -154,11 +155,8 @@ def test_publishing_replaces_own_rows(tmp_path, monkeypatch):
     published(*measured("saving", 3.0))
     assert published(*measured("copying", 1.0, 2.0)) == [("copying 0", 1.0), ("copying 1", 2.0), ("saving 0", 3.0)]
     assert published(*measured("copying", 5.0)) == [("copying 0", 5.0), ("saving 0", 3.0)]
-    assert published(Row("copying 0", "s", "≤ 4 s", benchmark="copying")) == [("copying 0", 5.0), ("saving 0", 3.0)]
-    for name in ("on a GPU", "renamed"):
-        assert published(Row(name, "s", "", benchmark="gpt2_124m"))[-1] == (name, None)
     path.write_text(path.read_text().replace('"saving"', '"a removed benchmark"'))
-    assert published(*measured("copying", 6.0)) == [("copying 0", 6.0), ("renamed", None)]
+    assert published(*measured("copying", 6.0)) == [("copying 0", 6.0)]
 
 
 def test_published_results_match_measurements():
@@ -190,7 +188,6 @@ def test_pinned_cores(pins, monkeypatch):
         cores.append(os.sched_getaffinity(0) if pins else None)
         yield measure.absolute_row("speed", "s", "", [1.0], note="of one thread")
         yield measure.absolute_row("memory", "MB", "", [1.0])
-        yield Row("a GPU", "s", "", note="there is none")
 
     published = []
     monkeypatch.setattr(bench, "BENCHMARKS", (a_benchmark,))
@@ -203,7 +200,7 @@ def test_pinned_cores(pins, monkeypatch):
         bench.main()
     monkeypatch.undo()
     notes = ["of one thread", ""] if pins else ["of one thread; not pinned to cores", "not pinned to cores"]
-    assert [row.note for row in published] == [*notes, "there is none"]
+    assert [row.note for row in published] == notes
     assert {row.torch for row in published} == {torch.__version__}
     assert cores == [set(sorted(before)[: measure.THREADS]) if pins else None]
     assert os.sched_getaffinity(0) == before
@@ -242,7 +239,7 @@ def measured(monkeypatch):
         for module in measure, framework:
             monkeypatch.setattr(module, "started", started)
         for module in convergence, decoding, gpu:
-            monkeypatch.setattr(module, "missing", lambda *names: "")
+            monkeypatch.setattr(module, "require", lambda *names: None)
         monkeypatch.setattr(convergence, "train", train)
         monkeypatch.setattr(convergence, "shakespeare_data", lambda: SimpleNamespace(fingerprint="data"))
         monkeypatch.setattr(convergence, "dates_of", lambda seed: f"dates of {seed}")
@@ -250,7 +247,7 @@ def measured(monkeypatch):
         monkeypatch.setattr(tables, "write_table", lambda table, folder: None)
         monkeypatch.setattr(tables, "run_ours", train_on_table)
         monkeypatch.setattr(framework, "run_start", lambda *arguments: 1.0)
-        monkeypatch.setattr(gpu, "has_gpu", lambda: True)
+        monkeypatch.setattr(gpu, "require_gpu", lambda: None)
         monkeypatch.setattr(gpu, "peak_flops", lambda device, half: 989e12)
         return list(benchmark(full)), sides, trainings
 
@@ -272,7 +269,7 @@ def test_published_rows(benchmark, measured):
     published = [row for row in PUBLISHED if row.benchmark == benchmark.__name__]
     (short, sides, _), (whole, whole_sides, _) = measured(benchmark), measured(benchmark, full=True)
     assert [(r.name, r.unit, r.target) for r in short] == [(r.name, r.unit, r.target) for r in published]
-    assert all(row.status == "measured" for row in short)
+    assert all(row.ours is not None for row in short)
     assert not any(row.extrapolated for row in whole)
     if benchmark in SHORTENED:
         assert all(row.extrapolated and f"({row.extrapolated})" in cells(row)[2] for row in short)
@@ -315,18 +312,24 @@ def test_gpu_rows(measured, monkeypatch):
     assert used.ours == pytest.approx(100 * 40 * (6 * 123_587_328 + 12 * 12 * 768 * 1024) / 989e12)  # without biases
     monkeypatch.setattr(gpu, "peak_flops", lambda device, half: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    _, unknown = gpu.gpt2_124m(False)
-    assert (unknown.status, unknown.note) == ("not measured", "no peak is known for a GPU")
+    with pytest.raises(UserError, match="no peak is known for a GPU"):
+        next(gpu.gpt2_124m(False))
 
 
-def test_rows_not_measured(monkeypatch):
-    monkeypatch.setattr(gpu, "has_gpu", lambda: False)
+def test_published_rows_stay_where_a_benchmark_cannot_run(monkeypatch, tmp_path, capsys):
+    """Without a GPU, other systems than Linux, or files."""
+    unmeasured = gpu.gpt2_124m, gpu.tiny_shakespeare, framework.saving, convergence.polarity, tables.inflection
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(convergence, "missing", lambda *names: "no file")
-    unmeasured = gpu.gpt2_124m, gpu.tiny_shakespeare, framework.saving, convergence.polarity, convergence.multi30k
-    rows = [row for benchmark in unmeasured for row in benchmark(False)]
-    assert {row.note for row in rows} == {"no GPU", "measured on Linux only", "no file"}
-    assert all(row.as_dict()["status"] == "not measured" and row.as_dict()["ratio"] is None for row in rows)
+    monkeypatch.setenv("LIGHTNING_TFM_DATA", str(tmp_path))
+    monkeypatch.setattr(bench, "publish", lambda rows: pytest.fail("these rows were not measured"))
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *(benchmark.__name__ for benchmark in unmeasured)])
+    bench.main()
+    lines = capsys.readouterr().err.splitlines()
+    reasons = "no GPU", "no GPU", "Linux only", f"{str(tmp_path)!r} does not", f"{str(tmp_path)!r} does not"
+    for benchmark, line, reason in zip(unmeasured, lines, reasons, strict=True):
+        assert line.startswith(f"{benchmark.__name__} is not measured: ")
+        assert reason in line
 
 
 def test_steps_have_limits(measured):
