@@ -62,7 +62,7 @@ def texts_without_encoding(source):
             continue
         *_, owner, name = ["", *ast.unparse(node.func).split(".")]
         keywords = {keyword.arg for keyword in node.keywords}
-        binary = re.search(r"'[rwa]b'", " ".join(map(ast.unparse, node.args)))
+        binary = re.search(r"'[rwa]\+?b'", " ".join(map(ast.unparse, node.args)))
         opens = name == "open" and owner not in ("os", "tarfile", "Image") and not binary
         reads = name in ("read_text", "write_text") and owner  # those without an owner are ours, in UTF-8
         runs = "text" in keywords and name != "encode"  # of a subprocess, not of a chart
