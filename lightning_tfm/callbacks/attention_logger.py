@@ -11,8 +11,8 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 
 from lightning_tfm.callbacks.predictions import Predictions
-from lightning_tfm.callbacks.progress import track
 from lightning_tfm.callbacks.summary import evaluated_prefix, evaluated_splits
+from lightning_tfm.callbacks.training_progress import track
 from lightning_tfm.inference import AttentionExample, Prediction, short_title, worst_first
 from lightning_tfm.layers import Positions
 from lightning_tfm.loggers import media_loggers, run_folder

@@ -32,7 +32,15 @@ from lightning_tfm.commands.seeds import SettingsCLI
 from lightning_tfm.config.settings import settings_of_weights
 from lightning_tfm.errors import UserError, handle_signals, interrupt, rank_zero_print, shell_quote
 from lightning_tfm.fit.cli import run
-from lightning_tfm.reporting.sweep import as_text, best_value, ranked, render_sweep, short_names, state_of, trial_table
+from lightning_tfm.reporting.sweep_page import (
+    as_text,
+    best_value,
+    ranked,
+    render_sweep,
+    short_names,
+    state_of,
+    trial_table,
+)
 from lightning_tfm.runs.children import ChildRun, run_children
 from lightning_tfm.runs.lock import INTERVAL
 from lightning_tfm.runs.record import Run

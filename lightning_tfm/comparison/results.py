@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from lightning_tfm.comparison.examples import CORPUS, PairedTest, compare_examples
 from lightning_tfm.comparison.groups import Group, check_data, choose_metric, lower_is_better, test_set_of, with_values
+from lightning_tfm.comparison.paired_tests import CORPUS, PairedTest, compare_examples
 from lightning_tfm.comparison.statistics import (
     LEVEL,
     MAX_SEEDS,

@@ -4,7 +4,7 @@ from lightning_tfm.data.batch import Batch, Examples, MicroBatches
 from lightning_tfm.data.datamodule import TaskDataModule
 from lightning_tfm.data.download import Download, download
 from lightning_tfm.data.hashing import stable_hash
-from lightning_tfm.data.labels import LabeledBatch, LabeledDataModule, LabeledDataset
+from lightning_tfm.data.labeled_text import LabeledBatch, LabeledDataModule, LabeledDataset
 from lightning_tfm.data.loader import ResumableDataLoader
 from lightning_tfm.data.pairs import GeneratedDataModule, Pair, PairDataModule, PairDataset, Pairs
 from lightning_tfm.data.samplers import (
@@ -15,7 +15,7 @@ from lightning_tfm.data.samplers import (
     TrainingSampler,
     WindowSampler,
 )
-from lightning_tfm.data.tables import TableReader, skip_blank, strip_columns
+from lightning_tfm.data.table_files import TableReader, skip_blank, strip_columns
 from lightning_tfm.data.text import TextDataModule, TextDataset
 from lightning_tfm.data.text_files import expand_path, is_hidden, list_files, read_text, resolve_path, split_lines
 

@@ -49,7 +49,6 @@ from lightning_tfm.errors import (
 )
 from lightning_tfm.fit.arguments import with_options
 from lightning_tfm.fit.console import print_next_commands, print_results, print_upload_command
-from lightning_tfm.fit.parser import ConfigFile, Parser, add_options, configure_parsing, correct_help
 from lightning_tfm.fit.resuming import (
     Resumption,
     changed_settings,
@@ -62,6 +61,7 @@ from lightning_tfm.fit.resuming import (
     no_checkpoint,
     open_run,
 )
+from lightning_tfm.fit.settings_parser import ConfigFile, Parser, add_options, configure_parsing, correct_help
 from lightning_tfm.fit.trainer_settings import (
     as_list,
     check_evaluations,

@@ -13,6 +13,7 @@ from lightning_tfm.layers.attention import (
     split_heads,
 )
 from lightning_tfm.layers.cpu import LSTM, Dropout, Int8Linear, Linear, check_dropout, quantize
+from lightning_tfm.layers.lstm_with_attention import lstm_with_attention
 from lightning_tfm.layers.monotonic import (
     HardMonotonicAttention,
     MonotonicAttention,
@@ -34,7 +35,6 @@ from lightning_tfm.layers.positions import (
     position_scheme,
 )
 from lightning_tfm.layers.precision import at_least_float32
-from lightning_tfm.layers.recurrence import lstm_with_attention
 from lightning_tfm.layers.transformer_layer import (
     AddNorm,
     CrossAttentionKind,

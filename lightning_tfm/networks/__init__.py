@@ -3,7 +3,7 @@
 from lightning_tfm.networks.attention_lstm import AttentionLSTM
 from lightning_tfm.networks.encoder_classifier import EncoderClassifier
 from lightning_tfm.networks.gpt import GPT
-from lightning_tfm.networks.linear_attention import LinearTransformer
+from lightning_tfm.networks.linear_transformer import LinearTransformer
 from lightning_tfm.networks.masked_encoder import MaskedEncoder
 from lightning_tfm.networks.network import CausalNetwork, Network, Seq2SeqNetwork
 from lightning_tfm.networks.transformer import Transformer

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from lightning_tfm.comparison import Group, compare, group_runs, is_readable
-from lightning_tfm.comparison.examples import by_example, sign_test
+from lightning_tfm.comparison.paired_tests import by_example, sign_test
 from lightning_tfm.comparison.results import format_p
 from lightning_tfm.comparison.tables import sentences, tables, verdicts
 from lightning_tfm.errors import UserError

@@ -36,7 +36,7 @@ from lightning_tfm.optimizers import AdamW, LRSchedule, class_path, describe_opt
 from lightning_tfm.system.private import broadcast_no_buffers, has_trainer, is_within_step, keep_sampler
 from lightning_tfm.tasks.checks import check_ranks, check_trainer
 from lightning_tfm.tasks.evaluation import EvaluationModule
-from lightning_tfm.tasks.settings import shared_settings, step_settings
+from lightning_tfm.tasks.run_settings import shared_settings, step_settings
 from lightning_tfm.tasks.step import TrainingStep, seed_dropout
 from lightning_tfm.tokenization import Tokenizer
 

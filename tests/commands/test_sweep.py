@@ -26,7 +26,7 @@ from lightning_tfm.commands.sweep import MAX_KILLS, Worker, describe, make_parse
 from lightning_tfm.commands.sweep_file import read_sweep_file
 from lightning_tfm.errors import UserError
 from lightning_tfm.reporting import render_sweep
-from lightning_tfm.reporting.sweep import STATES, ranked, state_of, trial_table
+from lightning_tfm.reporting.sweep_page import STATES, ranked, state_of, trial_table
 from support.experiments import TINY, tiny
 from support.pages import assert_fits_every_screen, assert_self_contained, page_data
 from support.processes import EXPERIMENTS, start

@@ -16,7 +16,7 @@ from scipy import stats
 
 from lightning_tfm.commands.compare import compare as compare_command
 from lightning_tfm.comparison import compare, find_groups
-from lightning_tfm.comparison.examples import TRIALS, compare_examples, randomization_test, sign_test
+from lightning_tfm.comparison.paired_tests import TRIALS, compare_examples, randomization_test, sign_test
 from lightning_tfm.comparison.statistics import (
     LEVEL,
     MAX_SEEDS,

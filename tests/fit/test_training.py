@@ -15,7 +15,6 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 from tqdm import tqdm
 
-from lightning_tfm.callbacks import progress
 from lightning_tfm.callbacks.attention_logger import predicted_examples
 from lightning_tfm.data import LengthGroupedSampler
 from lightning_tfm.errors import UserError
@@ -187,7 +186,7 @@ def test_the_progress_bar_shows_the_loss_of_each_step(monkeypatch, capsys):
     for log_every_n_steps in (1, 100):
         lightning.seed_everything(1)
         data, losses = small_copy(), Losses()
-        callbacks = [progress.ProgressBar(), *([losses] if log_every_n_steps == 1 else [])]
+        callbacks = [training_progress.ProgressBar(), *([losses] if log_every_n_steps == 1 else [])]
         settings = {"max_steps": 3, "enable_progress_bar": True, "log_every_n_steps": log_every_n_steps}
         make_trainer(callbacks=callbacks, **settings).fit(make_module(data), data)
         printed = dict(re.findall(r"step (\d)/3 [^\r\n]* loss ([\d.]+)", capsys.readouterr().out))
@@ -196,9 +195,11 @@ def test_the_progress_bar_shows_the_loss_of_each_step(monkeypatch, capsys):
         assert printed == expected
     monkeypatch.setattr("lightning_tfm.system.progress.tqdm", partial(tqdm, mininterval=1_000))
     calls = []
-    monkeypatch.setattr(progress, "_values", lambda *_: calls.append(1) or "")
+    monkeypatch.setattr(training_progress, "_values", lambda *_: calls.append(1) or "")
     data = small_copy()
-    make_trainer(callbacks=[progress.ProgressBar()], enable_progress_bar=True, max_steps=3).fit(make_module(data), data)
+    make_trainer(callbacks=[training_progress.ProgressBar()], enable_progress_bar=True, max_steps=3).fit(
+        make_module(data), data
+    )
     assert len(calls) == 1, "at the end of the training"
 
 

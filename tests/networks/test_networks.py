@@ -14,7 +14,7 @@ from lightning_tfm.inference.decoding import decode, reorder_state
 from lightning_tfm.layers import Attention, Linear, attention_maps, quantize
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
-from lightning_tfm.networks.linear_attention import LinearAttention
+from lightning_tfm.networks.linear_transformer import LinearAttention
 from lightning_tfm.networks.naive_bayes import NaiveBayes
 from lightning_tfm.tokenization import BOS, EOS, PAD
 from support.networks import VOCAB_SIZE, minimize, step_by_step

@@ -99,7 +99,7 @@ def render_sweep(study: Study, name: str, metric: str, command: str) -> str:
     has_enough = states.count("finished") >= MIN_TRIALS
     importances = get_param_importances(study, params=list(names)) if has_enough else {}
     return render_template(
-        "sweep.html",
+        "sweep_page.html",
         charts if curves else [],
         title=name,
         objective=f"{study.direction.name.lower()} {metric}",
