@@ -8,7 +8,7 @@ import pytest
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.tasks import checks
-from lightning_tfm.tasks import settings as shared_settings
+from lightning_tfm.tasks import run_settings
 from support.equality import assert_same_run
 from support.experiments import AVERAGED, MUON, NETWORKS, STOPPING, TASKS, fit, folder, new_folders, write_task
 from support.processes import TWO_PROCESSES, ranks, run, start, start_elastic
@@ -147,9 +147,9 @@ def test_processes_with_different_settings_are_refused(option, message, rank_1):
     assert message in rank_1(option)
 
 
-@pytest.mark.parametrize("package", shared_settings.PACKAGES)
+@pytest.mark.parametrize("package", run_settings.PACKAGES)
 def test_processes_with_different_versions_are_refused(package, rank_1, monkeypatch):
-    monkeypatch.setattr(shared_settings, "version", lambda name: "0.0.1" if name == package else version(name))
+    monkeypatch.setattr(run_settings, "version", lambda name: "0.0.1" if name == package else version(name))
     assert f"the same version of {package}, but rank 0 has {version(package)} and rank 1 has 0.0.1" in rank_1()
 
 

@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 from tqdm import tqdm
 
+from lightning_tfm.callbacks import training_progress
 from lightning_tfm.callbacks.attention_logger import predicted_examples
 from lightning_tfm.data import LengthGroupedSampler
 from lightning_tfm.errors import UserError
