@@ -15,7 +15,9 @@ from lightning_tfm.errors import UserError
 from support.corpora import reviews, text_file, texts_in, write_label_folders, write_table
 
 
-@pytest.mark.parametrize("content", [gzip.compress(b"text\n" * 100)[:-9], b"no gzip"])
+@pytest.mark.parametrize(
+    "content", [gzip.compress(b"text\n" * 100, mtime=0)[:-9], b"no gzip"], ids=["truncated", "no gzip"]
+)
 def test_a_damaged_gzip_file_is_named_in_the_error(content, tmp_path):
     path = tmp_path / "text.gz"
     path.write_bytes(content)

@@ -7,8 +7,7 @@ from importlib.metadata import version
 import pytest
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.tasks import checks
-from lightning_tfm.tasks import run_settings
+from lightning_tfm.tasks import checks, run_settings
 from support.equality import assert_same_run
 from support.experiments import AVERAGED, MUON, NETWORKS, STOPPING, TASKS, fit, folder, new_folders, write_task
 from support.processes import TWO_PROCESSES, ranks, run, start, start_elastic
