@@ -14,6 +14,7 @@ from support.experiments import trained_run
 from support.processes import run
 
 
+@pytest.mark.run
 def test_checkpoints_are_averaged(tmp_path_factory, tmp_path, command):
     """A run can keep the checkpoints of its last validations to average them."""
     folder = trained_run("spelling_gpt", tmp_path_factory)
