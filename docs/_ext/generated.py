@@ -19,7 +19,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 from unittest.mock import patch
 
-from layers import layers, rooms
+from layers import layers, members
 from lightning_tfm.__main__ import COMMANDS, LIGHTNING_COMMANDS
 from lightning_tfm.commands.reproduce import tolerance
 from lightning_tfm.commands.seeds import make_parser as seeds_parser
@@ -260,14 +260,14 @@ def benchmarks() -> str:
 
 
 def architecture() -> str:
-    """Return the table of the layers of the package, from the top down, with the purpose of each room."""
+    """Return the table of the layers of the package, from the top down, with the purpose of each subpackage."""
     rows = []
     for number, names in reversed([*enumerate(layers(), start=1)]):
         for name in names:
-            path = rooms()[name]
+            path = members()[name]
             purpose = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
             rows.append((str(number), f"`{name}{'/' if path.stem == '__init__' else '.py'}`", purpose))
-    return table(("layer", "room", "purpose"), rows)
+    return table(("layer", "subpackage", "purpose"), rows)
 
 
 def run_records() -> str:

@@ -29,16 +29,16 @@ def imported(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def rooms() -> dict[str, Path]:
-    """Return the folders and modules of the package, by name, with the file that describes each."""
+def members() -> dict[str, Path]:
+    """Return the subpackages and modules of the package, by name, with the file that describes each."""
     folders = {path.parent.name: path for path in (ROOT / PACKAGE).glob("*/__init__.py")}
     return folders | {path.stem: path for path in (ROOT / PACKAGE).glob("*.py") if path.stem != "__init__"}
 
 
-def room_of(module: str) -> str | None:
-    """Return the room of a dotted name; None outside the package."""
+def member_of(module: str) -> str | None:
+    """Return the subpackage or module of a dotted name; None outside the package."""
     package, *inside = module.split(".")
-    return inside[0] if package == PACKAGE and inside and inside[0] in rooms() else None
+    return inside[0] if package == PACKAGE and inside and inside[0] in members() else None
 
 
 def modules() -> list[str]:
@@ -54,16 +54,16 @@ def modules() -> list[str]:
 
 
 def layers() -> list[list[str]]:
-    """Return the rooms from the lowest layer up, each of which imports from lower layers only.
+    """Return the members from the lowest layer up, each of which imports from lower layers only.
 
     Raises:
-        graphlib.CycleError: if rooms import each other.
+        graphlib.CycleError: if members import each other.
     """
-    below: dict[str, set[str]] = {name: set() for name in rooms()}
+    below: dict[str, set[str]] = {name: set() for name in members()}
     for path in (ROOT / PACKAGE).rglob("*.py"):
-        own = room_of(module_of(path))
+        own = member_of(module_of(path))
         if own is not None:  # the package itself exports names of all layers
-            below[own] |= {other for name in imported(path) if (other := room_of(name)) not in (None, own)}
+            below[own] |= {other for name in imported(path) if (other := member_of(name)) not in (None, own)}
     sorter = TopologicalSorter(below)
     sorter.prepare()
     from_below = []

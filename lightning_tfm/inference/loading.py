@@ -70,24 +70,24 @@ def restore(checkpoint: dict[str, Any], path: str | Path, trust_packages: Sequen
             is_selected = attention.over_memory or isinstance(network, CausalNetwork)  # by `source_attention`
             if not (is_selected and isinstance(head, int) and 0 <= head < attention.num_heads):
                 raise ValueError("there is no such head")
-    except Exception:  # the content may be anything
+    except Exception as error:  # the content may be anything
         raise UserError(
             f"the weights of {str(path)!r} must fit its own hyper-parameters, but do not; "
             "it is damaged, or from another version of lightning_tfm"
-        ) from None
+        ) from error
     return predictor.eval()
 
 
 def _import_class(
-    name: Any, room: ModuleType, base: type[Class], path: str | Path, trust_packages: Sequence[str]
+    name: Any, package: ModuleType, base: type[Class], path: str | Path, trust_packages: Sequence[str]
 ) -> type[Class]:
-    """Import a class of a dotted path in a checkpoint, from the exported classes of a room or from a trusted package.
+    """Import the class that a checkpoint names, one that `package` exports or one of a trusted package.
 
     Raises:
         UserError: if the class is not trusted, abstract or not derived from `base`.
     """
     name = str(name)
-    exported = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in vars(room).values() if inspect.isclass(cls)}
+    exported = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in vars(package).values() if inspect.isclass(cls)}
     cls = exported.get(name) or import_trusted(name, trust_packages, f"the checkpoint {str(path)!r}")
     if not (inspect.isclass(cls) and issubclass(cls, base)) or inspect.isabstract(cls):
         raise UserError(f"{str(path)!r} must name a class that derives from {base.__name__}, but names {name!r}")

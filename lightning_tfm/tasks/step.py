@@ -23,8 +23,9 @@ class TrainingStep:
 
         loss = (sum of all L) / (sum of all N),    gradient = (sum of all dL/dw) / (sum of all N).
 
-    So each token has the same weight, for any number of batches, micro-batches and processes. For each micro-batch, the
-    caller calls `add` and backpropagates L; at the last one, it calls `gather`, then `reduce` and `divide_and_clip`.
+    So each token has the same weight, for any number of batches, micro-batches and processes. `TaskModule` calls the
+    methods: `training_step` calls `add` for each micro-batch, whose L is then backpropagated, and `gather` for the last
+    one; `on_before_optimizer_step` calls `reduce`, and `configure_gradient_clipping` calls `divide_and_clip`.
 
     Args:
         weights: the weights by name.

@@ -36,7 +36,7 @@ sys.path.insert(0, str(DOCS / "_ext"))
 
 from generated import architecture, command_parser, commands, results  # noqa: E402
 
-from layers import rooms  # noqa: E402
+from layers import members  # noqa: E402
 
 
 def name_of(path):
@@ -269,10 +269,10 @@ def test_results_page_shows_claims():
                 assert ", ".join(f"{value:.{digits}f}" for value in claim.by_seed.values()) in shown
 
 
-def test_architecture_page_describes_every_room():
+def test_architecture_page_describes_every_subpackage():
     assert "<!-- layers -->" in (DOCS / "reference/architecture.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in architecture().splitlines()[2:]]
-    assert {name.strip("`").removesuffix("/").removesuffix(".py") for _, name, _ in rows} == set(rooms())
+    assert {name.strip("`").removesuffix("/").removesuffix(".py") for _, name, _ in rows} == set(members())
     assert all(purpose.endswith(".") for *_, purpose in rows)
 
 

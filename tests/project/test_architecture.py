@@ -1,4 +1,4 @@
-"""The layers of the package, that is, which room may import which, and the documentation of its methods."""
+"""The layers of the package, that is, which subpackage may import which, and the documentation of its methods."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ ROOT = Path(__file__).parents[2]
 
 sys.path.insert(0, str(ROOT / "docs/_ext"))
 
-from layers import imported, layers, module_of, modules, room_of  # noqa: E402
+from layers import imported, layers, member_of, module_of, modules  # noqa: E402
 
 FILES = sorted(path for folder in ("lightning_tfm", "datamodules") for path in (ROOT / folder).rglob("*.py"))
 
 
-def test_rooms_import_from_lower_layers_only():
-    assert layers()[-1] == ["__main__"]  # an exception names the rooms that import each other
+def test_subpackages_import_from_lower_layers_only():
+    assert layers()[-1] == ["__main__"]  # an exception names the members that import each other
 
 
 def test_no_modules_import_each_other():
@@ -30,13 +30,13 @@ def names_imported_in(*folders):
 
 
 def test_datamodules_import_from_the_layer_of_data_and_below():
-    height = {room: number for number, rooms in enumerate(layers()) for room in rooms}
-    rooms = {room_of(name) for name in names_imported_in("datamodules")} - {None}
-    assert all(height[room] <= height["data"] for room in rooms)
+    height = {member: number for number, members in enumerate(layers()) for member in members}
+    members = {member_of(name) for name in names_imported_in("datamodules")} - {None}
+    assert all(height[member] <= height["data"] for member in members)
 
 
 def test_networks_and_inference_do_not_import_lightning():
-    names = names_imported_in(*(f"lightning_tfm/{room}" for room in ("inference", "layers", "networks")))
+    names = names_imported_in(*(f"lightning_tfm/{name}" for name in ("inference", "layers", "networks")))
     assert {name.split(".")[0] for name in names}.isdisjoint({"lightning", "torchmetrics"})
 
 
