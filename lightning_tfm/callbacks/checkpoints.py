@@ -28,6 +28,7 @@ from lightning_tfm.errors import (
 from lightning_tfm.loggers import run_folder
 from lightning_tfm.runs.metrics_writer import flush
 from lightning_tfm.runs.record import CHECKPOINT_NAME, Run
+from lightning_tfm.system.files import relative
 from lightning_tfm.system.private import broadcast_no_sigterm, is_before_validation, is_within_step
 from lightning_tfm.tasks.base import TaskModule
 from lightning_tfm.tasks.checks import check_interval
@@ -226,7 +227,11 @@ class Checkpoints(Checkpoint):
 
     def _end_if_interrupted(self) -> None:
         if self.ending is not None:
-            raise Interrupted(self.ending, self.saved_step)
+            # On every process, since each machine prints how to resume.
+            ckpt_path = None
+            if self.dirpath is not None and self.saved_step is not None:
+                ckpt_path = relative(self.dirpath.parent)
+            raise Interrupted(self.ending, self.saved_step, ckpt_path)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         flush(trainer)  # with the last step, whose metrics were logged after the checkpoint

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
-from lightning_tfm.errors import Interrupted, UserError
+from lightning_tfm.errors import UserError
 from lightning_tfm.system.files import atomic_write
 
 COMMENT_LENGTH = 2
@@ -29,18 +30,18 @@ def write(content: dict[str, Any], path: str | Path) -> None:
     Raises:
         UserError: if the checkpoint cannot be written.
     """
-    path = Path(path)
+    path, handled = Path(path), sys.exc_info()[1]
     try:
         with atomic_write(path) as file:
             torch.save(content, file)
             file.write(_comment(_checksum(file, file.tell() - COMMENT_LENGTH)))
     except BaseException as error:
-        # torch fails to close an unfinished file, and raises an error of its own.
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, OSError | Interrupted):
+        # torch fails to close an unfinished file, and raises an error of its own in place of the first.
+        cause = error
+        while cause.__context__ is not None and cause.__context__ is not handled:
             cause = cause.__context__
         if not isinstance(cause, OSError):
-            raise cause or error from None
+            raise cause from None
         raise UserError(
             f"the checkpoint {str(path)!r} cannot be written: {cause.strerror}; "
             + ("the one before it is kept" if path.exists() else "nothing was overwritten")

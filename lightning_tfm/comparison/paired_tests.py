@@ -29,14 +29,14 @@ class PairedTest(NamedTuple):
 
     Attributes:
         examples: the number of examples on which both were tested.
-        first: the number of examples that only the first model has right, or its score.
-        second: the same for the second model.
+        score: the number of examples that only the model has right, or its score.
+        baseline: the same for the model that it is compared with.
         p: the two-sided p value.
     """
 
     examples: int
-    first: float
-    second: float
+    score: float
+    baseline: float
     p: float
 
 

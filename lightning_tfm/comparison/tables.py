@@ -78,8 +78,8 @@ def _examples(comparison: Comparison) -> Table:
             name if name not in names[:row] else "",
             str(seed),
             f"{test.examples:,}",
-            f"{test.first:,.{digits}f}",
-            f"{test.second:,.{digits}f}",
+            f"{test.score:,.{digits}f}",
+            f"{test.baseline:,.{digits}f}",
             _p(test.p),
         )
         for row, ((name, seed), test) in enumerate(comparison.examples.items())

@@ -124,7 +124,7 @@ def read_json(path: Path, kind: type[T], content: bytes | None = None) -> T:
         first, *_ = error.errors()
         problem = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
         raise DamagedError(
-            f"{str(path)!r} must be an intact file, but is damaged: {problem}; delete it to leave it out"
+            f"{str(path)!r} must be an intact file, but is damaged: {problem}; restore a copy, or delete it"
         ) from None
 
 

@@ -96,7 +96,7 @@ def parallelize(network: Network, mesh: DeviceMesh, activation_checkpointing: bo
         for layer in layers:
             _divide(layer, tensor)
     if activation_checkpointing:
-        for layer in layers:
+        for layer in (layer for layer in layers if "forward" not in vars(layer)):  # set by an earlier call
             # Unlike a wrapper module, this keeps the names of the weights.
             layer.forward = partial(torch.utils.checkpoint.checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
     if data.size() > 1:

@@ -88,6 +88,8 @@ def _settings(text: str, path: Path) -> dict[str, Any]:
         if (replaced := LOGGERS.get(logger["class_path"].rpartition(".")[2])) is not None:
             kept = {name: value for name, value in logger["init_args"].items() if name in KEPT}
             loggers[index] = {"class_path": logger["class_path"], "init_args": {**replaced, **kept}}
+        else:  # of a trusted package, whose run is another one
+            logger["init_args"] |= {name: None for name in ("version", "id") if name in logger["init_args"]}
     if callbacks:
         trainer["callbacks"] = [each for each in callbacks if each["class_path"].rpartition(".")[2] not in SAVING]
     return settings

@@ -74,10 +74,11 @@ from lightning_tfm.loggers import TensorBoardLogger, describe_run, resume_logger
 from lightning_tfm.networks import Network
 from lightning_tfm.networks.network import complete
 from lightning_tfm.optimizers import LRSchedule
+from lightning_tfm.runs.metrics_writer import MetricsWriter
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import delete_folder, relative
 from lightning_tfm.system.memory import gc_disabled, keep_freed_memory
-from lightning_tfm.system.private import actions, replace_default_timeout
+from lightning_tfm.system.private import actions, replace_default_timeout, set_writer
 from lightning_tfm.system.versions import head_commit
 from lightning_tfm.tasks import TaskModule
 from lightning_tfm.tasks.base import check_pair
@@ -456,6 +457,7 @@ class TfmCLI(LightningCLI):
             return False
         self.is_new = enter_folder(logger, prefix)
         self.run = Run(Path(logger.log_dir))
+        set_writer(logger, MetricsWriter(logger.log_dir))
         if self.command != "fit":
             check_empty(self.run)
         parts = (self.model, self.model.network, self.datamodule)

@@ -19,7 +19,7 @@ from lightning_tfm.errors import DamagedError, UserError, rank_zero_print
 from lightning_tfm.runs.metrics_writer import MetricsWriter
 from lightning_tfm.runs.record import TIME_LIMIT, Run
 from lightning_tfm.system.files import make_folder
-from lightning_tfm.system.private import logger_version, set_version, set_writer
+from lightning_tfm.system.private import logger_version, set_version
 
 TRAINER = ("accelerator", "devices", "max_steps", "max_time", "num_nodes", "plugins", "strategy")
 RECORDED = ("data.init_args.num_workers", *(f"trainer.{name}" for name in TRAINER))
@@ -130,7 +130,6 @@ def enter_folder(logger: CSVLogger, prefix: str) -> bool:
         names = (f"{prefix}_{number}" for number in itertools.count(first))
         set_version(logger, next(name for name in names if make_folder(parent / name)))
         is_new = True
-    set_writer(logger, MetricsWriter(logger.log_dir))
     return is_new
 
 

@@ -140,6 +140,10 @@ class TextNetwork(Network):
     def data_settings(cls, data: DataProperties) -> dict[str, Any]:
         return super().data_settings(data) | {"max_length": data.max_source_length}
 
+    def check_lengths(self, source_length: int, target_length: int = 0) -> None:
+        """Raise UserError if a text has more tokens than the network has positions; it reads no target."""
+        super().check_lengths(source_length)
+
 
 class Seq2SeqNetwork(Network):
     """Base class of networks that map a source sequence to a target sequence."""

@@ -68,15 +68,17 @@ MISSING_GLYPH = r"Glyph (\d+) .*missing from"
 @contextmanager
 def missing_glyphs_named() -> Iterator[None]:
     """Name all characters that no font has in one line, in place of a warning of matplotlib for each."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.filterwarnings("always", MISSING_GLYPH)
-        yield
-    missing = []
-    for warning in caught:
-        if glyph := re.match(MISSING_GLYPH, str(warning.message)):
-            missing.append(chr(int(glyph[1])))
-        else:
-            warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
+    missing, caught = [], list[warnings.WarningMessage]()
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.filterwarnings("always", MISSING_GLYPH)
+            yield
+    finally:
+        for warning in caught:
+            if glyph := re.match(MISSING_GLYPH, str(warning.message)):
+                missing.append(chr(int(glyph[1])))
+            else:
+                warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
     if missing:
         rank_zero_print(
             f"pictures show boxes for {len(set(missing))} characters that no installed font has, such as "

@@ -88,10 +88,10 @@ def _paired(best: RunPage, second: RunPage) -> str:
     """Describe how two runs differ on the examples on which both were tested, with a sign test."""
     examples, others = (by_example(page.run, page.split) for page in (best, second))
     test = sign_test([(line["correct"], others[key]["correct"]) for key, line in examples.items() if key in others])
-    if not test.first + test.second:
+    if not test.score + test.baseline:
         return ""
     return (
-        f"Of {test.examples:,} shared examples, {test.first:,} are correct only in {best.name} and {test.second:,} "
+        f"Of {test.examples:,} shared examples, {test.score:,} are correct only in {best.name} and {test.baseline:,} "
         f"only in {second.name} (sign test: {format_p(test.p)}). This compares two trained models; comparing their "
         "settings needs several seeds."
     )

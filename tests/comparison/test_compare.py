@@ -469,7 +469,7 @@ def test_sign_test_of_examples(runs):
     pairs = list(zip(values, baseline, strict=True))
     only_new, only_baseline = pairs.count((True, False)), pairs.count((False, True))
     p = stats.binomtest(only_new, only_new + only_baseline).pvalue
-    assert (test.examples, test.first, test.second, test.p) == (200, only_new, only_baseline, pytest.approx(p))
+    assert (test.examples, test.score, test.baseline, test.p) == (200, only_new, only_baseline, pytest.approx(p))
     assert sign_test([]).p == 1.0
 
 
@@ -499,7 +499,7 @@ def test_randomization_test_equals_sacrebleu(metric, runs):
     scorer, systems = BLEU() if metric == "bleu" else CHRF(), list(zip("ab", outputs, strict=True))
     _, results = PairedTest(systems, {metric: scorer}, [references], test_type="ar", n_samples=TRIALS)()
     baseline, other = next(scores for name, scores in results.items() if name != "System")
-    assert (test.first, test.second, test.p) == (other.score, baseline.score, other.p_value)
+    assert (test.score, test.baseline, test.p) == (other.score, baseline.score, other.p_value)
 
 
 @pytest.mark.parametrize("metric", ["bleu", "chrf"])
