@@ -101,7 +101,9 @@ def test_damaged_checkpoints_are_detected(number, tmp_path):
     print(f"distinct corruptions detected: {number} ({', '.join(f'{count} {name}' for name, count in kinds.items())})")
 
 
-def test_an_interruption_while_a_checkpoint_is_written_ends_as_one(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [Interrupted(signal.SIGINT), KeyboardInterrupt(), MemoryError()], ids=repr)
+@pytest.mark.parametrize("handled", [OSError("an earlier error"), Interrupted(signal.SIGTERM)], ids=repr)
+def test_an_interruption_while_a_checkpoint_is_written_ends_as_one(error, handled, tmp_path, monkeypatch):
     """Torch then fails to close the file that is half written, and raises an error of its own."""
     write({"weight": torch.zeros(3)}, tmp_path / "last.ckpt")
     before = contents(tmp_path)
@@ -109,11 +111,17 @@ def test_an_interruption_while_a_checkpoint_is_written_ends_as_one(tmp_path, mon
     def save(content, file):
         file.write(b"half of the file" * 100)
         try:
-            raise Interrupted(signal.SIGINT)
+            raise error
         finally:
             raise RuntimeError("unexpected pos 1600 vs 1500")
 
+    def write_while_another_is_handled():
+        try:
+            raise handled
+        except BaseException:
+            write({"weight": torch.ones(3)}, tmp_path / "last.ckpt")
+
     monkeypatch.setattr(torch, "save", save)
-    with pytest.raises(Interrupted):
-        write({"weight": torch.ones(3)}, tmp_path / "last.ckpt")
+    with pytest.raises(type(error)):
+        write_while_another_is_handled()
     assert contents(tmp_path) == before
