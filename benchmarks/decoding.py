@@ -235,8 +235,8 @@ def build_translations(side: str, checkpoint: Path) -> Built:
         outputs: list[list[int]] = []
         for rows in order.split(TRANSLATION_ROWS):
             state = network.encode(dataset[rows].source)
-            found, _ = beam_search(network.decode_step, state, data.max_target_length, BEAMS)
-            outputs += [[token for token in row if token not in (PAD, EOS)] for row in found[:, 0].tolist()]
+            sequences, _ = beam_search(network.decode_step, state, data.max_target_length, BEAMS)
+            outputs += [[token for token in row if token not in (PAD, EOS)] for row in sequences[:, 0].tolist()]
         return outputs
 
     engine = _engine("Translator", network) if side == "ctranslate2" else None
