@@ -53,7 +53,7 @@ Annotation = tuple[tuple[tuple[int, int], ...] | None, str | None]
 class Pairs(Sequence[Pair]):
     """Pairs whose texts are stored as TextRows, so that ten million of them fit into memory.
 
-    The sources and their targets are given a part at a time, and the annotations of all pairs, if any has one, at once.
+    `parts` yields sources and targets part by part; `annotations` holds those of all pairs, or is None without any.
     """
 
     def __init__(
