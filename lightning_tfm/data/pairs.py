@@ -27,7 +27,7 @@ MAX_MISSES = 100_000
 """Number of successive pairs that are not new, after which a split is taken to have no more."""
 
 LEAST_BYTES = 200
-"""Memory that a generated pair takes at least, in bytes; those of Copy and Date take 10 % more before encoding."""
+"""Memory that a generated pair takes at least, in bytes; those of Copy and Date take 10% more before encoding."""
 
 
 class Pair(NamedTuple):
@@ -236,8 +236,8 @@ class PairDataModule(TaskDataModule, ABC):
 class GeneratedDataModule(PairDataModule):
     """Base class of data modules that generate pairs from a seed. Subclasses implement `stream`.
 
-    The split of a pair depends only on the hash of its key, by default its source, and not on the seed: 10 % of all
-    keys are for validation, 20 % for the test splits, and the rest for training. No key is in two of these three parts,
+    The split of a pair depends only on the hash of its key, by default its source, and not on the seed: 10% of all
+    keys are for validation, 20% for the test splits, and the rest for training. No key is in two of these three parts,
     even for different seeds, but test splits may share keys. Training pairs are drawn with replacement; the sources of
     each other split are distinct.
 

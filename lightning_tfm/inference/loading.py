@@ -28,7 +28,7 @@ def load(path: str | Path, trust_packages: Sequence[str] = ()) -> Predictor:
             of the predictor may be imported.
 
     Returns:
-        The predictor, of the class that `TaskModule.predictor_class` of its task names.
+        The predictor of the task, see `TaskModule.predictor_class`.
 
     Raises:
         UserError: if the file is damaged or not a checkpoint of lightning_tfm, or if a class of the model belongs
