@@ -71,7 +71,7 @@ LONG: tuple[Benchmark, ...] = (
 
 PUBLISHED = ("results.json", "RESULTS.md", "results.png")
 
-COLUMNS = ("benchmark", "ours", "peer", "unit", "ratio", "90 % interval", "target", "met", "machine")
+COLUMNS = ("benchmark", "ours", "peer", "unit", "ratio", "90% interval", "target", "met", "machine")
 
 LIMITED = ("", ", same tensors", ", same memory settings")
 """Ends of the names of rows with the same peer as their limit."""
@@ -86,8 +86,6 @@ def number(value: float | None) -> str:
 
 def cells(row: Row) -> list[str]:
     """Return the cells of COLUMNS; `reached` is appended to our value and `extrapolated` to the peer's."""
-    if row.ours is None and not row.reached:
-        return [row.name, "", "", row.unit, "not measured", "", row.target, "", row.machine]
     ours, peer = (
         f"{number(value) or 'never'} ({note})" if note else number(value)
         for value, note in ((row.ours, row.reached), (row.peer, row.extrapolated))
@@ -126,7 +124,7 @@ def markdown(results: dict[str, Any]) -> str:
         "",
         f"The rows of `make bench FULL=1`: {sum(map(bool, (row.held for row in targets)))} of {len(targets)} measured "
         f"targets met. Figures are medians of {ROUNDS} rounds, or of {len(tables.SEEDS)} seeds on tables, with their "
-        '90 % intervals; rows of a time to a goal show the expected time. An empty cell under "checked" means that '
+        '90% intervals; rows of a time to a goal show the expected time. An empty cell under "checked" means that '
         "nothing was compared between the sides. [README.md](README.md) describes the method and explains each missed "
         "target.",
         "",
@@ -160,7 +158,7 @@ def plot(rows: list[Row], path: Path) -> None:
         names = [f"{row.name} ({row.extrapolated})" if row.extrapolated else row.name for row in rows]
         axes.set_yticks(range(len(rows)), names)
         axes.set_ylim(-0.7, len(rows) - 0.3)
-        figure.supxlabel("ours / peer (line: 90 % interval, bar: target; dot: target met, square: not met)", fontsize=9)
+        figure.supxlabel("ours / peer (line: 90% interval, bar: target; dot: target met, square: not met)", fontsize=9)
     figure.savefig(path, dpi=110)
 
 

@@ -280,7 +280,7 @@ def multi30k(full: bool) -> Iterator[Row]:
 
 
 def shakespeare_data() -> Text:
-    """Return the text with nanoGPT's splits: the first 90 % for training and the last 10 % for validation."""
+    """Return the text with nanoGPT's splits: the first 90% for training and the last 10% for validation."""
     data = Text("tiny_shakespeare", max_length=GPT_SIZE["max_length"], test_fraction=0)
     data.setup("fit")
     return data

@@ -235,8 +235,8 @@ def build_translations(side: str, checkpoint: Path) -> Built:
         outputs: list[list[int]] = []
         for rows in order.split(TRANSLATION_ROWS):
             state = network.encode(dataset[rows].source)
-            found, _ = beam_search(network.decode_step, state, data.max_target_length, BEAMS)
-            outputs += [[token for token in row if token not in (PAD, EOS)] for row in found[:, 0].tolist()]
+            sequences, _ = beam_search(network.decode_step, state, data.max_target_length, BEAMS)
+            outputs += [[token for token in row if token not in (PAD, EOS)] for row in sequences[:, 0].tolist()]
         return outputs
 
     engine = _engine("Translator", network) if side == "ctranslate2" else None
@@ -255,9 +255,9 @@ def build_translations(side: str, checkpoint: Path) -> Built:
 
 
 def same_translations(ours: Facts, peer: Facts) -> str:
-    """Check that both sides translate at least 95 % of the sentences equally, with a BLEU above 30."""
+    """Check that both sides translate at least 95% of the sentences equally, with a BLEU above 30."""
     same = sum(map(str.__eq__, ours["texts"], peer["texts"])) / len(ours["texts"])
-    description = f"{100 * same:.3g} % of the translations are the same, "
+    description = f"{100 * same:.3g}% of the translations are the same, "
     description += f"BLEU {ours['bleu']:.2f} and {peer['bleu']:.2f}"
     assert same >= 0.95, description
     assert ours["bleu"] > 30, description
@@ -265,7 +265,7 @@ def same_translations(ours: Facts, peer: Facts) -> str:
 
 
 def same_outputs(ours: Facts, peer: Facts) -> str:
-    """Check that both sides make the same predictions, and that more than 90 % of them are correct."""
+    """Check that both sides make the same predictions, and that more than 90% of them are correct."""
     assert ours["outputs"].equal(peer["outputs"]), "the sides gave other outputs"
     assert ours["right"] > 0.9, f"only {ours['right']} of the outputs are correct"
     return f"the same outputs for {len(ours['outputs']):,} dates"

@@ -98,7 +98,7 @@ def build_gpt2(
 
 
 def same_training(ours: Facts, peer: Facts) -> str:
-    """Check for equal numbers of parameters, and for the same losses in the first steps, within 1 % due to bf16."""
+    """Check for equal numbers of parameters, and for the same losses in the first steps, within 1% due to bf16."""
     checked = same_parameters(ours, peer)
     torch.testing.assert_close(torch.tensor(ours["losses"]), torch.tensor(peer["losses"]), rtol=1e-2, atol=0)
     return f"{checked}, the same losses in the first {len(ours['losses'])} steps"

@@ -25,7 +25,7 @@ import torch
 from torch.utils.benchmark import timer
 
 ROUNDS = 8
-"""Number of rounds of each pair, for which the 90 % `interval` has a coverage of 93 %."""
+"""Number of rounds of each pair, for which the 90% `interval` has a coverage of 93%."""
 
 THREADS = 2
 
@@ -84,7 +84,7 @@ class Row:
         ours: our median, or our expected time if `reached` is given.
         peer: the peer's median, or its mean time if `reached` is given; None without a peer.
         ratio: our speed relative to the peer or, with a "≤" target, our cost relative to the peer; None without a peer.
-        low: lower end of the 90 % interval of `ratio`, or of `ours` without a peer.
+        low: lower end of the 90% interval of `ratio`, or of `ours` without a peer.
         high: upper end of this interval.
         held: whether the target is met; None if there is no target or no measurement.
         reached: how many of our training runs reach the goal, if the row is a time to a goal.
@@ -125,13 +125,13 @@ class Row:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Return a distribution-free confidence interval of the median, with a coverage of at least 90 %.
+    """Return a distribution-free confidence interval of the median, with a coverage of at least 90%.
 
     The interval from the k-th smallest to the k-th largest of n values misses the median with twice the probability
     that a binomial variable (n, 1/2) is below k; the largest such k is chosen.
 
     Note:
-        For up to seven values, the interval is their range, whose coverage is below 90 % for fewer than five values.
+        For up to seven values, the interval is their range, whose coverage is below 90% for fewer than five values.
     """
     n, ordered, k = len(values), sorted(values), 0
     while 2 * sum(math.comb(n, heads) for heads in range(k + 1)) / 2**n <= 0.1:
@@ -182,7 +182,7 @@ def until_row(
     """Return a row for the expected training time until a run reaches the goal.
 
     A run that misses the goal must be repeated with a different seed, so the expected time is the mean time of a run
-    divided by the fraction of runs that reach the goal. The 90 % interval combines the errors of both by simulation:
+    divided by the fraction of runs that reach the goal. The 90% interval combines the errors of both by simulation:
     the error of the mean, or of the ratio of two means, follows Student's t distribution, and the bounds of the
     fraction follow Clopper and Pearson (1934), who allow for misses even if every run has reached the goal. A single
     run has no interval.

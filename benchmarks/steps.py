@@ -388,7 +388,7 @@ def date_step(network: peers.TutorialDateLSTM) -> Callable[[tuple[Tensor, Tensor
 
 
 def like_parameters(ours: Facts, peer: Facts) -> str:
-    """Check that the numbers of parameters differ by less than 1 %."""
+    """Check that the numbers of parameters differ by less than 1%."""
     counts = f"{ours['parameters']:,} and {peer['parameters']:,} parameters"
     assert abs(ours["parameters"] / peer["parameters"] - 1) < 0.01, counts
     return counts

@@ -61,7 +61,7 @@ class Date(GeneratedDataModule):
 
     Note:
         Texts that stand for more than one date in these formats and locales are excluded. The splits have different
-        texts, but not different dates: by default, with seed 1, 87.6 % of the test dates occur in training in another
+        texts, but not different dates: by default, with seed 1, 87.6% of the test dates occur in training in another
         format. `DateWorld` splits by date.
     """
 

@@ -83,7 +83,7 @@ class ParallelText(PairDataModule):
         table = TableReader({"source": None, "target": None}, encoding, header, hint)
         for split, files in names.items():
             parts = read_pairs([files] if isinstance(files, str) else files, table, split)
-            if tokenizer == "word":  # decoded texts have single spaces
+            if tokenizer == "word":  # decoded texts have single spaces, so references must, too
                 parts = ([[" ".join(text.split()) for text in side] for side in part] for part in parts)
             self.splits[split] = Pairs(parts)
         train_sides = self.splits["train"].sources, self.splits["train"].targets
@@ -139,7 +139,7 @@ def read_pairs(names: list[str], table: TableReader, split: str) -> Iterator[lis
             f"{str(paths[0])!r} and {str(paths[1])!r} must have equally many lines, but have {lines[0]} and {lines[1]}"
         )
     noun, kept = f"pairs of {paths[0]} and {paths[1]} without a text", any
-    if split == "train":  # Europarl lacks many translations
+    if split == "train":  # such as Europarl, where many sentences have no translation
         noun, kept = f"pairs of {paths[0]} and {paths[1]} without a source or a target", all
     rows = skip_blank(enumerate(zip_longest(*map(split_lines, contents), fillvalue=""), start=1), noun, kept)
 

@@ -175,7 +175,7 @@ class ToyTranslation(GeneratedDataModule):
 
     Articles agree with gender and case, and adjectives also with the article; a modal verb moves the infinitive to the
     end; an initial adverb inverts subject and verb; `kein` translates to `not a`, and `nicht` is far from its `not`.
-    10 % of the sentences are spelled without capitals and umlauts. Every pair has a gold word alignment. 20 % of the
+    10% of the sentences are spelled without capitals and umlauts. Every pair has a gold word alignment. 20% of the
     combinations of an adjective and a noun occur only in the test sets.
 
     Args:

@@ -69,6 +69,6 @@ def _sides(
     """Return the sources, with their features after a tab, and the targets."""
     if features:
         sources = [*map("\t".join, zip(sources, *features, strict=True))]
-    if splitter.target_separator:  # decoded targets have single separators
+    if splitter.target_separator:  # decoded targets have single separators, so references must, too
         targets = [splitter.target_separator.join(splitter.split_target(target)) for target in targets]
     return sources, targets

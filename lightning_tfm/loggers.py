@@ -188,8 +188,9 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
     @property
     def run_id(self) -> str | None:
         """Return the W&B id of the run; None if there is no run, or W&B is disabled or has failed."""
-        is_missing = writer_of(self) is None or self.arguments["mode"] == "disabled"
-        return None if is_missing or self.failed else writer_of(self).id
+        run = writer_of(self)
+        is_missing = run is None or self.arguments["mode"] == "disabled"
+        return None if is_missing or self.failed else run.id
 
     @property
     def offline_pattern(self) -> str | None:
@@ -197,10 +198,11 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
         None for any other run.
         """
-        if writer_of(self) is None or self.arguments["mode"] not in ("offline", "dryrun"):
+        run = writer_of(self)
+        if run is None or self.arguments["mode"] not in ("offline", "dryrun"):
             return None
-        folder = Path(writer_of(self).settings.sync_dir).parent
-        return f"{shlex.quote(relative(folder))}/offline-run-*-{writer_of(self).id}"
+        folder = Path(run.settings.sync_dir).parent
+        return f"{shlex.quote(relative(folder))}/offline-run-*-{run.id}"
 
 
 def _check_folder_settings() -> None:

@@ -89,7 +89,7 @@ def orthogonalize(stacks: Sequence[Tensor]) -> list[Tensor]:
     Note:
         The iterations are computed in float32 or more. In bfloat16, which `torch.optim.Muon` uses, rounding would
         amplify the differences between runs on different devices, and a CPU without bfloat16 instructions is 20 times
-        slower. Rounding errors of G grow up to 20,000 times, to 1 % of the largest singular value in float32.
+        slower. Rounding errors of G grow up to 20,000 times, to 1% of the largest singular value in float32.
     """
     wide = []
     for stack in stacks:

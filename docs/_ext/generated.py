@@ -204,7 +204,7 @@ def commands() -> str:
 
 
 def _interval(claim: Claim) -> str:
-    """Return the 95 % confidence interval of the mean."""
+    """Return the 95% confidence interval of the mean."""
     reach = student_reach([*claim.by_seed.values()], COVERAGE)
     return f"{format_value(claim.value - reach)} to {format_value(claim.value + reach)}"
 
@@ -234,9 +234,9 @@ def results() -> str:
             "Training times are from " + "; ".join(f"{m} ({', '.join(names)})" for m, names in machines.items()) + "."
         )
     return (
-        compact(table(("experiment", "test metric", "mean", "95 % interval", "training"), means))
+        compact(table(("experiment", "test metric", "mean", "95% interval", "training"), means))
         + f"\n{where} They include validation.\n\n## Values by seed\n\n"
-        + "The last column is the half-width of the 99 % prediction interval for the mean of three other seeds.\n\n"
+        + "The last column is the half-width of the 99% prediction interval for the mean of three other seeds.\n\n"
         + compact(table(("experiment", "test metric", "seeds", "values", "interval"), by_seed))
     )
 
@@ -247,7 +247,7 @@ def benchmarks() -> str:
     text = text.replace("lightning-tfm --help", "`lightning-tfm --help`")
     header, _, *lines = [line for line in text.splitlines() if line.startswith("|")]
     names = [cell.strip() for cell in header.strip("|").split("|")]
-    kept = ("benchmark", "ours", "peer", "unit", "ratio", "90 % interval", "target", "met")
+    kept = ("benchmark", "ours", "peer", "unit", "ratio", "90% interval", "target", "met")
     rows = [dict(zip(names, (cell.strip() for cell in line.strip()[1:-1].split("|")), strict=True)) for line in lines]
     by_machine: dict[str, list[dict[str, str]]] = {}
     for row in rows:

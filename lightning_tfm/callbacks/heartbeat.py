@@ -18,6 +18,9 @@ from torch.distributed import DistError
 from lightning_tfm.errors import UserError
 from lightning_tfm.system.private import default_store
 
+SILENCE = 6
+"""Seconds without a beat after which a process is lost once communication has failed; a busy machine delays beats."""
+
 
 class Heartbeat(Callback):
     """Callback that ends all processes of a run when one of them is lost, with a message that names it.
@@ -81,7 +84,7 @@ class Monitor:
 
     def wait(self) -> None:
         """Wait, after communication has failed, until the thread finds the lost process and ends this one."""
-        seconds, self.timeout = self.timeout + 10, min(self.timeout, 6)
+        seconds, self.timeout = self.timeout + 10, min(self.timeout, SILENCE)
         self.thread.join(seconds)
 
     def _beat(self) -> None:

@@ -27,7 +27,7 @@ def evaluated_prefix(trainer: Trainer, split: str | None = None) -> str:
     """Return the prefix of the metrics and pictures that a test or validation logs for a split, by default the first.
 
     Note:
-        If the data have no test split, a test evaluates the validation split, and its prefix is not "val".
+        Without a test split, a test evaluates the validation split, with the prefix `val/final`.
     """
     split = split or evaluated_splits(trainer)[0]
     return test_prefix(split) if trainer.state.fn == TrainerFn.TESTING else split

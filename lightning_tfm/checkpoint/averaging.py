@@ -13,13 +13,13 @@ KEPT = (
     *("format_version", "pytorch-lightning_version", "epoch", "global_step", "loops", "experiment"),
     *("hyper_parameters", "hparams_name", "longest_source", "alignment_head"),
 )
-"""Entries of the first checkpoint that an average has."""
+"""Entries that an average copies from the first checkpoint."""
 
 
 def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
     """Return the content of a checkpoint with the mean weights of several checkpoints, without training state.
 
-    The other entries are those of the first checkpoint.
+    All entries except the weights come from the first checkpoint.
 
     Raises:
         UserError: if `read` fails, or the checkpoints differ in class, network, vocabulary or labels.

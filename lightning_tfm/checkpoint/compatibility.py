@@ -88,7 +88,7 @@ def check_fits(
                 f"the vocabulary of the data must match the checkpoint {str(path)!r} ({sizes[0]} ids), but differs "
                 f"({sizes[1]} ids); use the data it was trained on"
             )
-        if resuming:  # last, since it matters less
+        if resuming:  # last: a difference in the model or the data matters more
             _check_equal(path, {name: checkpoint["step_settings"].get(name) for name in step_settings}, step_settings)
         if {name: weight.shape for name, weight in checkpoint["state_dict"].items()} == shapes:
             return

@@ -135,7 +135,7 @@ def _check_archive(path: Path) -> None:
         is_archive = file.read(4) == b"PK\3\4"  # otherwise, torch reads its format before 2020
     entries = ZipFile(path).infolist()
     stored = sum(entry.file_size for entry in entries)
-    start = min(entry.header_offset for entry in entries)  # 0 if torch reads the same directory
+    start = min(entry.header_offset for entry in entries)  # 0 only if ZipFile and torch read the same directory
     if not is_archive or start or stored > path.stat().st_size or any(entry.compress_type for entry in entries):
         raise ValueError("not an archive of torch.save")
 

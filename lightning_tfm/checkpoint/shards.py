@@ -55,7 +55,7 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, str]:
 
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     written, addresses = {}, set()
-    # The format does not allow that tied weights share their memory.
+    # Tied weights share memory, which the format does not allow.
     for key, tensor in tensors.items():
         address = cast("DTensor", tensor).to_local().data_ptr()
         written[key] = tensor.clone() if address in addresses else tensor

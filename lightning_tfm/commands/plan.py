@@ -13,7 +13,6 @@ from rich.table import Table
 from torch import Tensor
 
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.commands.seeds import SettingsCLI
 from lightning_tfm.commands.step_cost import (
     SAMPLE,
     StepCost,
@@ -29,7 +28,7 @@ from lightning_tfm.data import TaskDataModule
 from lightning_tfm.distributed.parallel import check_tensor_parallel
 from lightning_tfm.distributed.strategies import Elastic, ModelParallel
 from lightning_tfm.errors import UserError
-from lightning_tfm.fit.cli import run
+from lightning_tfm.fit.cli import SettingsCLI, run
 from lightning_tfm.system.private import fake_mode
 from lightning_tfm.system.terminal import LiteralConsole
 from lightning_tfm.tasks import TaskModule

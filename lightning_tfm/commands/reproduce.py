@@ -1,8 +1,8 @@
 """`lightning-tfm reproduce`: run experiments over seeds, and compare results with claims.
 
 Settings are chosen on validation data with seeds 1 to 3. Claims are based on the held-out seeds 11 to 15, and tested
-with seeds 21 to 23. A claim holds if the mean over the tested seeds is within the 99 % prediction interval (Student's
-t) computed from the claimed seeds, or within 0.1 % of the claim.
+with seeds 21 to 23. A claim holds if the mean over the tested seeds is within the 99% prediction interval (Student's
+t) computed from the claimed seeds, or within 0.1% of the claim.
 """
 
 from __future__ import annotations
@@ -156,10 +156,10 @@ class Result:
         experiment: the name of the experiment.
         metric: the metric.
         claimed: the claimed mean.
-        tolerance: the half-width of its 99 % prediction interval (Student's t).
+        tolerance: the half-width of its 99% prediction interval (Student's t).
         values: the value of each seed; None if it is missing or not finite, or if the run has failed.
         mean: the mean; None if a value is.
-        interval: the 95 % confidence interval (Student's t) of the mean; None for a single seed.
+        interval: the 95% confidence interval (Student's t) of the mean; None for a single seed.
         holds: whether the mean is within the prediction interval.
         train_seconds: the mean training time of the runs that have finished.
     """
@@ -201,7 +201,7 @@ def tolerance(claim: Claim, number: int) -> float:
     return max(student_reach([*claim.by_seed.values()], CONFIDENCE, number), RESOLUTION * abs(claim.value))
 
 
-HEADER = ("experiment", "metric", "claimed", "mean", "result", "95 % interval", "by seed", "training")
+HEADER = ("experiment", "metric", "claimed", "mean", "result", "95% interval", "by seed", "training")
 """Names of the columns of the results, of which a terminal shows the first five."""
 
 

@@ -14,7 +14,7 @@ from typing import cast
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.config.settings import settings_of_weights, without_seed
 from lightning_tfm.errors import Interrupted, UserError, escape_controls, handle_signals, interrupt, shell_quote
-from lightning_tfm.fit.cli import TfmCLI, run
+from lightning_tfm.fit.cli import SettingsCLI, run
 from lightning_tfm.runs.children import ChildRun, run_children
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import relative
@@ -23,13 +23,6 @@ from lightning_tfm.system.terminal import format_value
 from lightning_tfm.system.versions import usable_cores
 
 MAX_SEEDS = 1000
-
-
-class SettingsCLI(TfmCLI):
-    """TfmCLI that parses and checks the settings of `fit`, but runs nothing."""
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        """Run nothing."""
 
 
 class SeededRuns:

@@ -28,10 +28,9 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, lock_descriptor
 
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.commands.seeds import SettingsCLI
 from lightning_tfm.config.settings import settings_of_weights
 from lightning_tfm.errors import UserError, handle_signals, interrupt, rank_zero_print, shell_quote
-from lightning_tfm.fit.cli import run
+from lightning_tfm.fit.cli import SettingsCLI, run
 from lightning_tfm.reporting.sweep_page import (
     as_text,
     best_value,
@@ -45,7 +44,7 @@ from lightning_tfm.runs.children import ChildRun, run_children
 from lightning_tfm.runs.lock import INTERVAL
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import make_folder, relative, write_text
-from lightning_tfm.system.private import beat, running_trial
+from lightning_tfm.system.private import record_heartbeat, running_trial
 from lightning_tfm.system.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -301,7 +300,7 @@ class Worker:
     def _beat(self, trial: Trial) -> None:
         """Record a heartbeat, if the study is in a database."""
         if self.database is not None:
-            beat(self.database, trial)
+            record_heartbeat(self.database, trial)
 
     def _folder(self, trial: Trial) -> Path:
         """Return the folder of a trial, which is named by its index; a trial that is retried has the same folder."""

@@ -57,7 +57,7 @@ class Group:
 
     @cached_property
     def interval(self) -> Interval | None:
-        """Return the 95 % interval of the mean; None if it is not defined."""
+        """Return the 95% interval of the mean; None if it is not defined."""
         return mean_interval(self.values)
 
 

@@ -56,6 +56,12 @@ def compare_examples(run: Run, other: Run, metric: str, test_set: str) -> Paired
 
     Exact match and accuracy are compared by `sign_test`, BLEU and chrF by `randomization_test`.
 
+    Args:
+        run: a run.
+        other: another run.
+        metric: the name of a metric, of which only the last part counts, such as `bleu` of `test/bleu`.
+        test_set: the name of the test set.
+
     Returns:
         The test; None if the metric has none, or if no example is shared, as without predictions.
     """

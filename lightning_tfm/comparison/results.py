@@ -56,7 +56,7 @@ class Difference:
 
     @cached_property
     def interval(self) -> Interval | None:
-        """Return the 95 % interval of the difference; None if it is not defined."""
+        """Return the 95% interval of the difference; None if it is not defined."""
         return difference_interval(self.group.values, self.baseline.values, matched=self.matched)
 
     @property

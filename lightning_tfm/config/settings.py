@@ -1,4 +1,4 @@
-"""Reading and flattening of configurations; error messages name the file and the line."""
+"""Reading of YAML and JSON files, and flattening of configurations; error messages name the file."""
 
 from __future__ import annotations
 
@@ -108,11 +108,11 @@ def parse_yaml(text: str, path: Path, setting: str) -> dict[str, Any]:
 
 
 def read_json(path: Path, kind: type[T], content: bytes | None = None) -> T:
-    """Read a JSON file, or parse its content, which must have a type.
+    """Read a JSON file, or parse `content`, as a type.
 
     Raises:
-        DamagedError: if it has not.
-        UserError: if it cannot be read.
+        DamagedError: if the content does not match the type.
+        UserError: if the file cannot be read.
     """
     from pydantic import TypeAdapter, ValidationError  # slow to import
 

@@ -18,6 +18,7 @@ class ResumableDataLoader(DataLoader[Any]):
 
     Its state, which Lightning saves in checkpoints, is the same on every process. It counts the batches that were
     yielded, not those that workers have prefetched. A process with several micro-batches gets all of them at once.
+    `settings` are further arguments of DataLoader.
 
     Note:
         In Lightning, the whole run is a single epoch, since epochs over the data may differ in length, and resuming is

@@ -27,7 +27,7 @@ MAX_MISSES = 100_000
 """Number of successive pairs that are not new, after which a split is taken to have no more."""
 
 LEAST_BYTES = 200
-"""Memory that a generated pair takes at least, in bytes; those of Copy and Date take 10 % more before encoding."""
+"""Memory that a generated pair takes at least, in bytes; those of Copy and Date take 10% more before encoding."""
 
 
 class Pair(NamedTuple):
@@ -53,7 +53,7 @@ Annotation = tuple[tuple[tuple[int, int], ...] | None, str | None]
 class Pairs(Sequence[Pair]):
     """Pairs whose texts are stored as TextRows, so that ten million of them fit into memory.
 
-    The sources and their targets are given a part at a time, and the annotations of all pairs, if any has one, at once.
+    `parts` yields sources and targets part by part; `annotations` holds those of all pairs, or is None without any.
     """
 
     def __init__(
@@ -236,8 +236,8 @@ class PairDataModule(TaskDataModule, ABC):
 class GeneratedDataModule(PairDataModule):
     """Base class of data modules that generate pairs from a seed. Subclasses implement `stream`.
 
-    The split of a pair depends only on the hash of its key, by default its source, and not on the seed: 10 % of all
-    keys are for validation, 20 % for the test splits, and the rest for training. No key is in two of these three parts,
+    The split of a pair depends only on the hash of its key, by default its source, and not on the seed: 10% of all
+    keys are for validation, 20% for the test splits, and the rest for training. No key is in two of these three parts,
     even for different seeds, but test splits may share keys. Training pairs are drawn with replacement; the sources of
     each other split are distinct.
 

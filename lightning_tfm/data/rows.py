@@ -67,6 +67,7 @@ class TokenRows:
     """Rows of token ids, stored one after the other without padding: `rows[indices]` is a padded batch.
 
     The parts hold the ids of all rows, one row after the other, and `lengths` (N) the number of ids of each row.
+    They are stored in the type that `id_type` returns for `vocab_size`.
     """
 
     def __init__(self, parts: Iterable[Tensor], lengths: Tensor, vocab_size: int) -> None:

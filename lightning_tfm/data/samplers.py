@@ -49,7 +49,7 @@ class TrainingSampler(Sampler[Tensor], ABC):
 
     The stream consists of epochs, each in a different order. The global batch of a step is the same for any number of
     micro-batches, among which its rows are divided. An iteration yields the rows of the micro-batches of this process
-    one after another, from the batch with the index `start` in the stream on.
+    one after another, starting at batch `start` of the stream.
     """
 
     def __init__(self, seed: int, division: BatchDivision = BatchDivision()) -> None:
@@ -123,8 +123,8 @@ class MaxTokensSampler(TrainingSampler):
     """Sampler of batches with a maximum number of tokens, including padding: many short rows or few long rows.
 
     The rows are sorted by length, with rows of equal length in random order, and split into full batches, which are
-    shuffled. `batch_tokens` is the maximum over all processes. A row longer than that is its own batch. The other
-    arguments are those of `LengthGroupedSampler`.
+    shuffled. `batch_tokens` is the maximum over all processes, including padding. A row longer than that is its own
+    batch. The other arguments are those of `LengthGroupedSampler`.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class WindowSampler(TrainingSampler):
 
 
 class EvaluationSampler(Sampler[Tensor]):
-    """Sampler of evaluation batches, which contain every row once over all processes, grouped by lengths (N) in tokens.
+    """Sampler of evaluation batches of rows of similar length, which contain every row once over all processes.
 
     Each batch is divided into micro-batches of at most `batch_size` rows (2 if it is 1), which do not depend on the
     number of processes. None of them is empty, since processes wait for each other after each one. The order of the

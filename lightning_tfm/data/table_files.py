@@ -178,7 +178,7 @@ def strip_columns(
 def skip_blank(rows: Iterable[Row], noun: str, kept: Callable[[Iterable[str]], bool] = any) -> Iterator[Row]:
     """Yield rows except those without a text, or those with an empty one if `kept` is `all`, and print their number.
 
-    The noun names what is skipped.
+    `noun` names the skipped rows in the message.
     """
     skipped = []
     for row in rows:

@@ -31,7 +31,11 @@ def expand_path(name: str) -> Path:
 
 
 def resolve_path(name: str, downloads: dict[str, Download]) -> Path:
-    """Return the path of a user's file, here or in the mirror, or of a downloadable file; raise UserError if none."""
+    """Return the path of a user's file, here or in the mirror, or of a downloadable file.
+
+    Raises:
+        UserError: if there is none, or if it is a folder.
+    """
     path = expand_path(name)
     if path.is_file():
         return path
@@ -51,7 +55,7 @@ def is_hidden(path: PurePath) -> bool:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """Return the files and links in a folder and its folders, except hidden ones, in the order of their names."""
+    """Return the files and links in a folder and its subfolders, except hidden ones, sorted by name."""
     paths = sorted(folder.rglob("*"), key=lambda path: path.parts)  # Path ignores case on Windows
     files = (path for path in paths if path.is_file() or path.is_symlink())
     return [path for path in files if not is_hidden(path.relative_to(folder))]

@@ -44,8 +44,8 @@ def launched_settings(settings: Any) -> dict[str, int]:
         UserError: if they are set and differ from the numbers of processes that the launcher has started.
     """
     launched: dict[str, int] = {}
-    for launcher, (shown, *variables) in LAUNCHERS.items():
-        if launched or any(name not in os.environ for name in (shown, *variables)):
+    for launcher, (identifier, *variables) in LAUNCHERS.items():
+        if launched or any(name not in os.environ for name in (identifier, *variables)):
             continue
         for name, variable in zip(("num_nodes", "devices"), variables, strict=True):
             number, value = int(os.environ[variable]), settings[name]

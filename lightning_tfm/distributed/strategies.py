@@ -28,7 +28,7 @@ from lightning_tfm.distributed.parallel import (
 )
 from lightning_tfm.errors import UserError
 from lightning_tfm.networks import Network
-from lightning_tfm.system.private import add, default_store, set_data_parallel_size
+from lightning_tfm.system.private import add_in_place, default_store, set_data_parallel_size
 
 TIMEOUT = timedelta(minutes=10)
 """Maximum time that a process waits for the others; the default of Lightning is half an hour."""
@@ -143,7 +143,7 @@ def add_to_tree(partial: list[tuple[int, list[Tensor]]], values: list[Tensor]) -
     height = 0
     while partial and partial[-1][0] == height:
         _, left = partial.pop()
-        add(left, values)
+        add_in_place(left, values)
         values, height = left, height + 1
     partial.append((height, values))
 

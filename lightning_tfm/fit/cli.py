@@ -501,6 +501,13 @@ class TfmCLI(LightningCLI):
                 print_next_commands(self.trainer, relative(path), ",".join(trusted_packages()))
 
 
+class SettingsCLI(TfmCLI):
+    """TfmCLI that parses and checks the settings of `fit`, but runs nothing."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run nothing."""
+
+
 def run(arguments: list[str], cli: type[TfmCLI] = TfmCLI) -> TfmCLI:
     """Run fit, validate or test."""
     keep_freed_memory()

@@ -37,7 +37,7 @@ def print_results(trainer: Trainer) -> None:
         if not is_per_category(f"{split}/{name}"):  # shown by the report
             table.add_row(name, f"{value:.4f}")
     console.print(table)
-    lines = _first_predictions(trainer)
+    lines = _predictions_of_first_split(trainer)
     wrong = sorted((line for line in lines if not line["correct"]), key=lambda line: -line["nll"])
     for line in [line for line in lines if line["correct"]][:MAX_PREDICTIONS]:
         console.print(_format_prediction("correct  ", line, "green"))
@@ -49,7 +49,7 @@ def print_next_commands(trainer: Trainer, checkpoint: str, trust_packages: str) 
     """Print commands that use a run."""
     folder = relative(Path(checkpoint).parents[1])
     # "-" starts an option
-    sources = (line["source"] for line in _first_predictions(trainer) if not line["source"].startswith("-"))
+    sources = (line["source"] for line in _predictions_of_first_split(trainer) if not line["source"].startswith("-"))
     example = next((shell_quote(_truncate(source)) for source in sources), "TEXT")
     print(f"\nThe run is saved in {escape_controls(folder)}.\nTo query the model or view its report:\n")
     trusting = f" --trust-package {shell_quote(trust_packages)}" if trust_packages else ""
@@ -66,7 +66,7 @@ def print_upload_command(trainer: Trainer) -> None:
             print(f"  {_executable('wandb')} sync {pattern}")
 
 
-def _first_predictions(trainer: Trainer) -> list[Prediction]:
+def _predictions_of_first_split(trainer: Trainer) -> list[Prediction]:
     """Return the predictions of the first test split, or of the validation split."""
     tested = next((other.lines for other in trainer.callbacks if isinstance(other, Predictions)), [])
     return [line for name, _, line in tested if name == evaluated_splits(trainer)[0]]

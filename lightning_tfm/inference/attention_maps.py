@@ -73,8 +73,8 @@ def links(
 ) -> tuple[tuple[int, int], ...]:
     """Link each target symbol to the source symbol with the largest weight, except EOS, or the words of both.
 
-    Of the attention, the first head is read, whose last column is EOS, see `Predictor.align`. The words are given by
-    the index of the word of each symbol.
+    Only the first head is read; its last column must be EOS (see `Predictor.align`). `source_words` and `target_words`
+    give the word index of each symbol, to link words instead of symbols.
     """
     sources = attention.weights[0, :, :-1].argmax(-1).tolist()
     pairs = [

@@ -16,7 +16,13 @@ from lightning_tfm.tokenization import Ids, Tokenizer, pad_sequences
 
 
 class ClassifierPredictor(Predictor):
-    """Predictor of the class of a text, by the names of the classes."""
+    """Predictor of the class of a text.
+
+    Args:
+        network: the network.
+        tokenizer: the tokenizer of the data.
+        labels: the names of the classes, in the order of the network's outputs.
+    """
 
     network: EncoderClassifier
     predictor_arguments = ("labels",)

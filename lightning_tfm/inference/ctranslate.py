@@ -51,7 +51,7 @@ def convert(network: nn.Module, folder: Path) -> None:
 def difference(network: Transformer | GPT, folder: Path, source: Tensor, target: Tensor) -> float:
     """Return the maximum absolute difference of the log probabilities of targets (B, T), given sources (B, S).
 
-    Both the network and its conversion in a folder compute on a CPU in float32.
+    Both the network and its conversion in a folder are computed in float32 on a CPU.
     """
     import ctranslate2
 

@@ -187,9 +187,15 @@ def continue_text(
     max_length: int,
     sample_fn: SampleFn = greedy,
 ) -> Tensor:
-    """Generate the continuation (B, num_tokens) of a text (B, S), of at least one token and without padding.
+    """Generate the continuation (B, num_tokens) of a text.
 
-    The functions `encode` and `step` are those of the network, to which the text is passed as source.
+    Args:
+        encode: `encode` of the network, to which the text is passed as source.
+        step: `decode_step` of the network.
+        tokens: the text (B, S), of at least one token and without padding.
+        num_tokens: the number of tokens to generate.
+        max_length: the number of positions of the network.
+        sample_fn: the function that selects the next tokens.
 
     Note:
         The network attends to at most the last max_length tokens. When its positions are used up, the last

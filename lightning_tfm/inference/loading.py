@@ -22,8 +22,13 @@ Class = TypeVar("Class")
 def load(path: str | Path, trust_packages: Sequence[str] = ()) -> Predictor:
     """Load the trained model of a checkpoint, in evaluation mode on the CPU.
 
-    The classes of the network and of the predictor, see `TaskModule.predictor_class`, may also be imported from trusted
-    packages, installed or in the current folder.
+    Args:
+        path: the path of the checkpoint.
+        trust_packages: further packages, installed or in the current folder, from which the classes of the network and
+            of the predictor may be imported.
+
+    Returns:
+        The predictor of the task, see `TaskModule.predictor_class`.
 
     Raises:
         UserError: if the file is damaged or not a checkpoint of lightning_tfm, or if a class of the model belongs

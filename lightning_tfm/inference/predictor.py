@@ -137,7 +137,11 @@ class Predictor(nn.Module, ABC):
         raise NotImplementedError
 
     def align(self, source: str, target: str) -> AttentionMap:
-        """Return attention weights over the source and EOS, as a single head, which align a target with its source."""
+        """Return attention weights over the source and EOS, as a single head, which align a target with its source.
+
+        Raises:
+            UserError: if the task has no pairs of a source and a target, as by default.
+        """
         raise UserError(f"the task of the model must align lines, but {self.task_name()} does not")
 
     def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:

@@ -47,7 +47,7 @@ class Linear(nn.Linear):
 
 
 class Int8Linear(nn.Module):
-    """Linear layer with 8-bit weights, for inference on a CPU, by dynamic quantization of a layer in float32.
+    """Linear layer with 8-bit weights, for inference on a CPU, by dynamic quantization of a float32 layer on the CPU.
 
     Weights and inputs are quantized by the affine scheme of Jacob et al. (2018, 2.1). The weights of each output have a
     scale of their own. The scale of the inputs is computed in each call.
@@ -127,7 +127,7 @@ def check_dropout(name: str, p: float) -> None:
 class Dropout(nn.Module):
     """Dropout (Srivastava et al. 2014) with a fast path for CPUs.
 
-    In training, values are zeroed with probability p, and the others are scaled by 1 / (1 - p).
+    In training, values are zeroed with probability p in [0, 1), and the others are scaled by 1 / (1 - p).
 
     Note:
         On a CPU, `torch.nn.Dropout` draws one random number per value sequentially, which takes longer than the

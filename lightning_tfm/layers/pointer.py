@@ -31,7 +31,7 @@ class PointerGenerator(nn.Module):
 
         Args:
             logits: the logits of P_vocab (B, T, V).
-            features: the features (B, T, F).
+            features: the features (B, T, d_features).
             weights: the attention weights over the source (B, T, S).
             source: the ids of the source (B, S), from the vocabulary of the target.
         """

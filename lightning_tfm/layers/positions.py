@@ -93,7 +93,7 @@ class Positions(nn.Module):
 class SinusoidalPositions(Positions):
     """Sinusoidal positional encodings (Vaswani et al. 2017, 3.5).
 
-    PE(p, 2i) = sin(p / 10000^(2i/D)) and PE(p, 2i+1) = cos(p / 10000^(2i/D)).
+    PE(p, 2i) = sin(p / 10000^(2i/D)) and PE(p, 2i+1) = cos(p / 10000^(2i/D)), where D is d_model.
     """
 
     encodings: Tensor
@@ -133,7 +133,8 @@ class RotaryPositions(Positions):
     """Rotary positional encodings (Su et al. 2021, 3.2.2).
 
     Queries and keys are rotated, so their dot product depends on the distance between their positions. Elements 2i and
-    2i + 1 of a head of width d form a complex number, rotated by the angle p / 10000^(2i/d) at position p.
+    2i + 1 of a head form a complex number, rotated by the angle p / 10000^(2i/d) at position p. The width d of a head,
+    `d_head`, must be even.
 
     Raises:
         UserError: if d_head is odd.

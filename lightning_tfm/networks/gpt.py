@@ -118,7 +118,7 @@ class GPT(CausalNetwork):
         positions = self.positions.number_sequence(real, T)
         x, freqs_cis = self._embed(torch.cat((source, target_in), dim=1), positions, S)  # (B, S + T, D)
         mask = None
-        if S > 0:  # otherwise, a causal mask hides padding
+        if S > 0:  # otherwise, a causal mask hides padding on the right
             real = nn.functional.pad(real, (0, T), value=True)
             mask = causal_mask(S + T, S + T, source.device) & real[:, None, None]
         mask = self.positions.mask(positions, positions, mask)
@@ -132,7 +132,7 @@ class GPT(CausalNetwork):
         real = source != PAD
         positions = torch.arange(S, device=source.device)
         x, freqs_cis = self._embed(source, positions, S)
-        mask = self.positions.mask(positions, positions, None)  # causal, which hides padding
+        mask = self.positions.mask(positions, positions, None)  # causal, which hides padding on the right
         x, caches = self._step(x, [None] * len(self.layers), mask, freqs_cis)
         return caches, real, self.positions.target_start(real)
 

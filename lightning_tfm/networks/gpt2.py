@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def from_huggingface(model: GPT2LMHeadModel, num_special: int = 0) -> GPT:
     """Return a GPT with the weights of a Hugging Face GPT-2 and the same distribution over its ids.
 
-    With `num_special` ids, PAD, BOS and EOS, before those of the model, these have probability 0, since the model was
-    not trained on them.
+    `num_special` is 0, or NUM_SPECIAL to insert PAD, BOS and EOS before the ids of the model, with probability 0, since
+    the model was not trained on them.
 
     Raises:
         UserError: if the model has an option that `GPT` does not implement.

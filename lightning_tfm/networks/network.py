@@ -154,7 +154,10 @@ class Seq2SeqNetwork(Network):
             cls.logits = Seq2SeqNetwork.logits  # type: ignore[method-assign]  # a parent's belongs to its own forward
 
     def max_lengths(self, target_length: int) -> tuple[int | None, int | None]:
-        """Return the maximum lengths of a source and of a target, given that in the data; None if unlimited."""
+        """Return the maximum lengths of a source and of a target; None if unlimited.
+
+        `target_length` is the maximum length of a target in the data.
+        """
         return self.max_length, self.max_length
 
     def source_attention(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:

@@ -130,7 +130,7 @@ class Transformer(Seq2SeqNetwork):
         own, scheme = positions[..., -target.size(1) :], self.target_positions
         embedded = scheme.embed(self.target_embedding(target) * self.scale, own)
         embedded, rotations = self.dropout(embedded), scheme.rotations(own)  # (B, T, D)
-        mask = scheme.mask(own, positions, None)  # causal, which hides padding
+        mask = scheme.mask(own, positions, None)  # causal, which hides padding on the right
         real = (source != PAD)[:, None, None]
         memory_mask = real if self.is_monotonic else scheme.mask(own, source_positions, real)
         x, extended = embedded, []

@@ -28,8 +28,9 @@ def compare_pages(pages: Sequence[RunPage]) -> Json:
     """Compare runs of one task: groups of runs over their seeds if one has several, otherwise the single runs.
 
     Returns:
-        The verdict, empty if there is nothing to compare, or the reason why the runs cannot be compared, for example
-        since they were tested on different data; and the sentences and tables of a comparison over seeds.
+        `verdict`, which is empty if there is nothing to compare, or the reason why the runs cannot be compared, for
+        example since they were tested on different data; and `sentences` and `tables` of a comparison over seeds,
+        which are empty for single runs.
     """
     readable = [page for page in pages if is_readable(page.run, [])]
     groups = group_runs(("", page.run) for page in readable)

@@ -67,7 +67,7 @@ def keep_sampler(trainer: Trainer) -> None:
 
 
 def is_within_step(trainer: Trainer) -> bool:
-    """Return whether the step goes on after this batch; the last step of an epoch may have fewer batches."""
+    """Return whether gradients are still accumulated after this batch."""
     return trainer.fit_loop.epoch_loop._should_accumulate()
 
 
@@ -86,7 +86,7 @@ def has_trainer(module: LightningModule) -> bool:
     return module._trainer is not None
 
 
-def broadcast_no_buffers(module: LightningModule, names: list[str]) -> None:
+def skip_buffers_in_broadcast(module: LightningModule, names: list[str]) -> None:
     """Keep DDP from broadcasting the buffers with some names."""
     module._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]
 
@@ -179,7 +179,7 @@ def is_offline(logger: WandbLogger) -> bool:
 
 @contextmanager
 def without_wandb_launch() -> Iterator[None]:
-    """Keep `wandb.init` from importing its launch package, in a second, to apply what only that package can stage."""
+    """Keep `wandb.init` from importing `wandb.sdk.launch`, which takes a second and is only needed for launch jobs."""
     name = "wandb.sdk.launch"
     sys.modules.setdefault(name, cast(ModuleType, None))
     try:
@@ -211,7 +211,7 @@ def running_trial(study: Study, frozen: FrozenTrial) -> Trial:
     return Trial(study, frozen._trial_id)
 
 
-def beat(database: RDBStorage, trial: Trial) -> None:
+def record_heartbeat(database: RDBStorage, trial: Trial) -> None:
     """Record a heartbeat of a trial."""
     database.record_heartbeat(trial._trial_id)
 
@@ -283,14 +283,14 @@ def cpu_attention_flops() -> dict[Any, Callable[..., int]]:
     }
 
 
-def multiply(tensors: list[Tensor], factor: Tensor) -> None:
+def multiply_in_place(tensors: list[Tensor], factor: Tensor) -> None:
     """Multiply tensors by a factor, in place and in one call."""
     import torch
 
     torch._foreach_mul_(tensors, factor)
 
 
-def add(tensors: list[Tensor], others: list[Tensor]) -> None:
+def add_in_place(tensors: list[Tensor], others: list[Tensor]) -> None:
     """Add others to tensors, in place and in one call."""
     import torch
 
@@ -305,7 +305,7 @@ def norms(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 
 def unscale_before_step(optimizer: Optimizer) -> None:
-    """Let a gradient scaler unscale the gradients of an optimizer itself, as for steps that are not fused."""
+    """Make a gradient scaler unscale the gradients before the step, as for an optimizer that is not fused."""
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]  # missing in the stubs
 
 

@@ -33,7 +33,7 @@ from lightning_tfm.inference import Prediction, Predictor
 from lightning_tfm.networks import Network
 from lightning_tfm.networks.network import complete
 from lightning_tfm.optimizers import AdamW, LRSchedule, class_path, describe_optimizer, parameter_groups, unfuse
-from lightning_tfm.system.private import broadcast_no_buffers, has_trainer, is_within_step, keep_sampler
+from lightning_tfm.system.private import has_trainer, is_within_step, keep_sampler, skip_buffers_in_broadcast
 from lightning_tfm.tasks.checks import check_ranks, check_trainer
 from lightning_tfm.tasks.evaluation import EvaluationModule
 from lightning_tfm.tasks.run_settings import shared_settings, step_settings
@@ -62,7 +62,7 @@ class TaskModule(Predictor, EvaluationModule):
         datamodule_class: the base class of the data modules on which the task can be trained.
         step_arguments: the arguments of the constructor that change the loss of a step.
         step: the training step.
-        resumed_step: the step of the checkpoint that `check` has checked to resume training from it; None otherwise.
+        resumed_step: the step to resume from, set by `check`; None otherwise.
     """
 
     datamodule_class: ClassVar[type[TaskDataModule]]
@@ -80,7 +80,7 @@ class TaskModule(Predictor, EvaluationModule):
         self.make_optimizer = optimizer
         self.lr_schedule = lr_schedule
         # DDP need not broadcast buffers, which are lookup tables and scores that are the same on all processes.
-        broadcast_no_buffers(self, [f"network.{name}" for name, _ in network.named_buffers()])
+        skip_buffers_in_broadcast(self, [f"network.{name}" for name, _ in network.named_buffers()])
         self.step = TrainingStep({})
         self.skipped_steps = 0  # by the gradient scaler of float16
         self.resumed_step: int | None = None

@@ -23,7 +23,7 @@ from lightning_tfm.tokenization import NUM_SPECIAL, PAD, Tokenizer
 class MaskedLanguageModel(TaskModule, MaskedLanguageModelPredictor):
     """Module that trains a network to predict the masked tokens of a text.
 
-    Of the masked tokens, 80 % are replaced by a mask, 10 % by a random token, and 10 % are unchanged (Devlin et al.
+    Of the masked tokens, 80% are replaced by a mask, 10% by a random token, and 10% are unchanged (Devlin et al.
     2019, 3.1). In validation and testing, the masked tokens of a window depend only on its row.
 
     Logs the `loss` per masked token in nats, its `perplexity`, and the `accuracy`.

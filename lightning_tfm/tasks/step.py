@@ -12,7 +12,7 @@ from lightning_tfm.data import BatchDivision, stable_hash
 from lightning_tfm.distributed.parallel import norms
 from lightning_tfm.distributed.tensors import local
 from lightning_tfm.errors import UserError
-from lightning_tfm.system.private import multiply
+from lightning_tfm.system.private import multiply_in_place
 
 
 class TrainingStep:
@@ -105,7 +105,7 @@ class TrainingStep:
         scale = self._scale
         if limit and not by_value:
             scale = scale * (limit / (self.norms.norm() + 1e-6)).clamp(max=1)  # as in torch.nn.utils
-        multiply([local(gradient) for gradient in self._gradients()], scale)
+        multiply_in_place([local(gradient) for gradient in self._gradients()], scale)
         if limit and by_value:
             nn.utils.clip_grad_value_(self.weights.values(), limit)
 

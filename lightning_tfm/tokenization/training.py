@@ -28,7 +28,11 @@ def train_tokenizer(texts: Iterable[str], tokens: str, vocab_size: int) -> Token
 
 
 def train_word_tokenizer(texts: Iterable[str], vocab_size: int, num_ngrams: int = 0) -> WordTokenizer:
-    """Train a tokenizer of the most frequent lower-case words, and num_ngrams ids for n-grams, see `build_vocab`."""
+    """Train a tokenizer of the most frequent lower-case words, with num_ngrams additional ids for n-grams.
+
+    Raises:
+        UserError: if vocab_size is below the minimum, see `build_vocab`.
+    """
     split = WordTokenizer(()).split
     counts = Counter(word for text in texts for word in split(text))
     return WordTokenizer(build_vocab(counts, vocab_size), num_ngrams)
@@ -38,6 +42,9 @@ def build_vocab(counts: Mapping[str, int], vocab_size: int) -> list[str]:
     """Return the most frequent symbols in descending order of frequency, given their numbers of occurrences.
 
     The vocabulary has at most `vocab_size` ids, including PAD, BOS, EOS and UNKNOWN.
+
+    Raises:
+        UserError: if vocab_size leaves no id for a symbol.
     """
     if vocab_size <= NUM_SPECIAL + 1:
         raise UserError(

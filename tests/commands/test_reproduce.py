@@ -203,7 +203,7 @@ def test_prediction_interval(runs):
 
 
 def test_coverage_of_prediction_interval(runs):
-    """Check the coverage of 99 % on draws from a normal distribution."""
+    """Check the coverage of 99% on draws from a normal distribution."""
     draws = torch.randn(4000, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).tolist()
     held = [compared("x", claim(*draw[:5]), runs(*draw[5:])).holds for draw in draws]
     assert sum(held) / len(held) == pytest.approx(0.99, abs=0.005)

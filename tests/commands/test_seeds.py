@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_tfm.commands.seeds import SeededRuns, SettingsCLI, parse_seeds
+from lightning_tfm.commands.seeds import SeededRuns, parse_seeds
 from lightning_tfm.errors import UserError
+from lightning_tfm.fit.cli import SettingsCLI
 from lightning_tfm.fit.cli import run as run_cli
 from lightning_tfm.runs.children import ChildRun, run_children
 from lightning_tfm.runs.record import Run

@@ -182,7 +182,7 @@ def test_swapped_groups(number, matched):
 
 
 def test_coverage_of_mean_interval():
-    """BCa intervals of few values are too short: their coverage is about 84 % for 5 values, and 92 % for 20 values."""
+    """BCa intervals of few values are too short: their coverage is about 84% for 5 values, and 92% for 20 values."""
     for number, coverage in ((5, 0.84), (20, 0.92)):
         samples, _ = draws(number, seed=4)
         covered = [interval.low <= 0 <= interval.high for interval in map(mean_interval, samples[:300])]

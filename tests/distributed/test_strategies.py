@@ -16,11 +16,10 @@ from lightning.pytorch.strategies import (
     XLAStrategy,
 )
 
-from lightning_tfm.commands.seeds import SettingsCLI
 from lightning_tfm.distributed.parallel import broadcast_weights, check_activation_checkpointing, check_tensor_parallel
 from lightning_tfm.distributed.strategies import Elastic, ModelParallel, add_to_tree
 from lightning_tfm.errors import UserError
-from lightning_tfm.fit.cli import run
+from lightning_tfm.fit.cli import SettingsCLI, run
 from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Transformer
 from lightning_tfm.tasks.checks import check_limits, check_strategy
 from support.experiments import fit

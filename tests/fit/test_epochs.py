@@ -3,8 +3,8 @@
 import pytest
 
 from datamodules import Copy
-from lightning_tfm.commands.seeds import SettingsCLI
 from lightning_tfm.data import BatchDivision
+from lightning_tfm.fit.cli import SettingsCLI
 from lightning_tfm.fit.cli import run as cli_run
 from support.experiments import write_task
 

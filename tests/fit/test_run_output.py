@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
 
 from datamodules.date import FORMATS
 from lightning_tfm.checkpoint import read
-from lightning_tfm.commands.seeds import SettingsCLI
+from lightning_tfm.fit.cli import SettingsCLI
 from lightning_tfm.fit.cli import run as cli_run
 from lightning_tfm.inference.loading import load
 from lightning_tfm.runs.record import Run

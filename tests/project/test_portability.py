@@ -17,7 +17,7 @@ from datamodules.sentiment import read_labeled
 from datamodules.text import Text
 from lightning_tfm.data import TableReader
 from support.experiments import fit
-from support.hidden_apis import OURS
+from support.hidden_apis import PACKAGES
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,7 +75,7 @@ UNSPECIFIED = "p.read_text()", "p.write_text(x)", "p.open()", "p.open('a')", "op
 
 def test_text_files_have_an_encoding():
     assert [*texts_without_encoding("; ".join(UNSPECIFIED))] == [*UNSPECIFIED]
-    for path in (path for package in OURS for path in (ROOT / package).rglob("*.py")):
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         assert [*texts_without_encoding(path.read_text(encoding="utf-8"))] == [], path
 
 

@@ -1,4 +1,4 @@
-"""Short runs of all tasks."""
+"""Small experiments of all tasks, with their settings and data, and short runs of them."""
 
 import inspect
 import os
@@ -244,7 +244,7 @@ def train_on_dates(folder):
     environment |= {"HOME": str(folder), "NETRC": str(folder / "none")}
     settings = ["--trainer.max_steps=400", "--trainer.val_check_interval=200"]
     settings += ["--data.init_args.train_size=12000", "--data.init_args.val_size=500", "--data.init_args.test_size=500"]
-    run = subprocess.run(
+    process = subprocess.run(
         [SCRIPT, "fit", "--config", DATE, *settings],
         cwd=folder,
         env=environment,
@@ -253,10 +253,10 @@ def train_on_dates(folder):
         text=True,
         timeout=400,
     )
-    assert run.returncode == 0, run.stderr
-    assert "Traceback" not in run.stderr
-    (folder / "stdout").write_text(run.stdout)
-    (folder / "stderr").write_text(run.stderr)
+    assert process.returncode == 0, process.stderr
+    assert "Traceback" not in process.stderr
+    (folder / "stdout").write_text(process.stdout)
+    (folder / "stderr").write_text(process.stderr)
 
 
 INPUTS = ["Thursday, May 3, 1979", "31/12/1999", "Feb 29, 2000", "7 October 2011"]

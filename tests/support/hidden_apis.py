@@ -23,7 +23,7 @@ import sys
 import warnings
 from types import ModuleType
 
-OURS = ("lightning_tfm", "datamodules", "benchmarks")
+PACKAGES = ("lightning_tfm", "datamodules", "benchmarks")
 
 MODULES = {"crypt", "curses", "fcntl", "grp", "nis", "posix", "pty", "pwd", "readline", "resource", "syslog"}
 MODULES |= {"termios", "tty"}
@@ -90,7 +90,7 @@ def hide():
 
     def imported(name, globals=None, locals=None, fromlist=(), level=0):
         importer = (globals or {}).get("__name__", "")
-        if importer.partition(".")[0] in OURS and level == 0:
+        if importer.partition(".")[0] in PACKAGES and level == 0:
             if name.partition(".")[0] in MODULES:
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
             if name in changed:
@@ -100,24 +100,24 @@ def hide():
     builtins.__import__ = imported
 
     def without_proc(function):
-        def found(path, *args, **kwargs):
+        def guarded(path, *args, **kwargs):
             if str(path).startswith("/proc"):
                 raise FileNotFoundError(2, "No such file or directory", str(path))
             return function(path, *args, **kwargs)
 
-        return found
+        return guarded
 
     for name in ("open", "stat"):
         setattr(pathlib.Path, name, without_proc(getattr(pathlib.Path, name)))
-    ours = rf"({'|'.join(OURS)})(\.|$)"
-    warnings.filterwarnings("error", category=EncodingWarning, module=ours)
+    pattern = rf"({'|'.join(PACKAGES)})(\.|$)"
+    warnings.filterwarnings("error", category=EncodingWarning, module=pattern)
 
 
 def main():
     hide()
     commands = json.loads(sys.argv[1])
     if not commands:
-        for package in map(importlib.import_module, OURS):
+        for package in map(importlib.import_module, PACKAGES):
             for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
                 importlib.import_module(module.name)
                 print(module.name)

@@ -215,7 +215,7 @@ def test_lightning_exchanges_sigterm_by_the_method_that_is_replaced():
 
 @pytest.mark.parametrize("owner", [nn.parallel.DistributedDataParallel, distributed], ids=["torch", "lightning"])
 def test_ddp_reads_the_buffers_that_are_not_broadcast(owner):
-    private.broadcast_no_buffers(module := LightningModule(), ["table"])
+    private.skip_buffers_in_broadcast(module := LightningModule(), ["table"])
     (name,) = vars(module).keys() - vars(LightningModule()).keys()
     assert vars(module)[name] == ["table"]
     assert name in inspect.getsource(owner)
@@ -280,7 +280,7 @@ def test_a_running_trial_is_taken_up_and_its_heart_beats():
     trial = private.running_trial(study, study.get_trials()[begun.number])
     trial.set_user_attr("index", 3)
     assert begun.user_attrs == {"index": 3}
-    private.beat(SimpleNamespace(record_heartbeat=beats.append), trial)
+    private.record_heartbeat(SimpleNamespace(record_heartbeat=beats.append), trial)
     assert beats == [study.get_trials()[begun.number]._trial_id]
 
 
@@ -335,8 +335,8 @@ def test_a_gradient_scaler_reads_what_a_fused_optimizer_says():
 def test_tensors_are_changed_and_measured_together():
     tensors = [torch.tensor([3.0, -4.0]), torch.tensor([1.0])]
     assert torch.stack(private.norms(tensors, torch.float64)).tolist() == [5, 1]
-    private.add(tensors, [torch.ones(2), torch.ones(1)])
-    private.multiply(tensors, torch.tensor(2.0))
+    private.add_in_place(tensors, [torch.ones(2), torch.ones(1)])
+    private.multiply_in_place(tensors, torch.tensor(2.0))
     assert [tensor.tolist() for tensor in tensors] == [[8, -6], [4]]
 
 

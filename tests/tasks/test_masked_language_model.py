@@ -24,7 +24,7 @@ def make_module(folder, mask_fraction=0.15, **settings):
 
 @pytest.mark.parametrize("mask_fraction", [0.15, 0.5])
 def test_masked_tokens_are_replaced_in_the_proportions_of_bert(mask_fraction, tmp_path):
-    """80 % become a mask, 10 % a random token, and 10 % are unchanged (Devlin et al. 2019, 3.1)."""
+    """80% become a mask, 10% a random token, and 10% are unchanged (Devlin et al. 2019, 3.1)."""
     _, module = make_module(tmp_path, mask_fraction)
     vocab_size = module.tokenizer.vocab_size
     text = torch.randint(NUM_SPECIAL, vocab_size, (2_000, 100))
