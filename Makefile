@@ -26,7 +26,7 @@ test: install
 # chromium-driver), and runs on several machines in network namespaces, which require root on Linux and the command ip
 # (Debian package iproute2).
 test-all: install
-	$(BIN)/python -m pytest -m "not soak"
+	$(BIN)/python -m pytest -m "not soak" --durations=20
 
 # Run the tests with kills that test-all leaves out: of more networks and optimizers, and of a sweep that is killed 50 times.
 test-soak: install

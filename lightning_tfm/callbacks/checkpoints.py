@@ -29,7 +29,7 @@ from lightning_tfm.loggers import run_folder
 from lightning_tfm.runs.metrics_writer import flush
 from lightning_tfm.runs.record import CHECKPOINT_NAME, Run
 from lightning_tfm.system.files import relative
-from lightning_tfm.system.private import broadcast_no_sigterm, is_before_validation, is_within_step
+from lightning_tfm.system.private import disable_sigterm_broadcast, is_before_validation, is_within_step
 from lightning_tfm.tasks.base import TaskModule
 from lightning_tfm.tasks.checks import check_interval
 
@@ -129,7 +129,7 @@ class Checkpoints(Checkpoint):
             check_interval(trainer.val_check_batch, trainer.accumulate_grad_batches)
         self.exchange = SignalExchange()
         # Lightning broadcasts a SIGTERM in each batch; here, all signals are exchanged, see `SignalExchange`.
-        broadcast_no_sigterm(trainer)
+        disable_sigterm_broadcast(trainer)
         if threading.current_thread() is threading.main_thread():  # only the main thread may set signal handlers
             self.handlers = handle_signals(self._on_signal)
 

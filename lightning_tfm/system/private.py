@@ -76,7 +76,7 @@ def is_before_validation(trainer: Trainer) -> bool:
     return trainer.fit_loop.epoch_loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
 
 
-def broadcast_no_sigterm(trainer: Trainer) -> None:
+def disable_sigterm_broadcast(trainer: Trainer) -> None:
     """Keep the Trainer from exchanging SIGTERM among the processes in each batch."""
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 

@@ -208,7 +208,7 @@ def test_what_follows_a_batch_is_known():
 def test_lightning_exchanges_sigterm_by_the_method_that_is_replaced():
     loop = (trainer := Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")).fit_loop.epoch_loop
     before = loop._broadcast_sigterm_tensor
-    private.broadcast_no_sigterm(trainer)
+    private.disable_sigterm_broadcast(trainer)
     assert loop._broadcast_sigterm_tensor != before
     assert "self._broadcast_sigterm_tensor()" in inspect.getsource(type(loop))
 
