@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -14,11 +15,12 @@ import torch
 import yaml
 
 import datamodules
-from lightning_tfm.commands.reproduce import SEEDS, _number, compared
+from lightning_tfm.commands.reproduce import HEADER, SEEDS, _number, _rows, compared
 from lightning_tfm.commands.seeds import SeededRuns, parse_seeds
 from lightning_tfm.config.experiments import Claim, list_experiments, read_experiment
 from lightning_tfm.data import GeneratedDataModule
 from lightning_tfm.runs.record import Run, Summary
+from lightning_tfm.system.terminal import LiteralConsole, print_table
 from support.experiments import NETWORKS, SETTINGS, made_once
 from support.processes import EXPERIMENTS, run, start
 
@@ -207,6 +209,17 @@ def test_coverage_of_prediction_interval(runs):
     draws = torch.randn(4000, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).tolist()
     held = [compared("x", claim(*draw[:5]), runs(*draw[5:])).holds for draw in draws]
     assert sum(held) / len(held) == pytest.approx(0.99, abs=0.005)
+
+
+def test_table_fits_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
+    monkeypatch.setenv("COLUMNS", "80")
+    experiments = [read_experiment(path) for path in YAMLS]
+    results = [compared(each.name, claim, {21: None}) for each in experiments for claim in each.claims]
+    print_table(HEADER[:5], [row[:5] for row in _rows(results)], LiteralConsole())
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum("FAIL" in line for line in lines) == len(results)
 
 
 @pytest.mark.run

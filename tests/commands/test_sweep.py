@@ -13,7 +13,7 @@ import sqlite3
 import sys
 from contextlib import closing, suppress
 from copy import deepcopy
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -68,7 +68,8 @@ PARSED = {}
 class PretendedRun:
     """Replacement of ChildRun that validates a few times per call, with a random order of the runs.
 
-    Runs with a learning rate above 0.05 fail after a validation, and those below 0.002 are never finite.
+    Runs with a learning rate above 0.05 fail after a validation, and those below 0.002 are never finite. The first
+    validation is finite only for a width of 32.
     """
 
     kills = 0.0
@@ -109,7 +110,7 @@ class PretendedRun:
                 return
             lr, width = self.settings[LR], self.settings[WIDTH]
             value = abs(math.log(lr / 0.01)) * (1 + 3 / step) + 3 / width + random.Random(f"{lr} {step}").random() / 9
-            value = math.nan if lr < 0.002 else value
+            value = math.nan if lr < 0.002 or (step == 1 and width != 32) else value
             self.rows.append(f"{step * 10 - 1},{value!r}")
             (self.folder / "metrics.csv").write_text("\n".join(["step,val/loss", *self.rows, ""]))
             (self.folder / "checkpoints/last.ckpt").touch()
@@ -212,14 +213,18 @@ def test_bayes_beats_random(pretend, tmp_path):
     assert medians["bayes"] < medians["random"]
 
 
-def test_trial_ranks(pretend, tmp_path):
-    worker = pretend(write_file(tmp_path, early_terminate=HYPERBAND, run_cap=40), tmp_path / "new")
+@pytest.mark.parametrize(("goal", "best"), [("minimize", min), ("maximize", max)])
+def test_trial_ranks(goal, best, pretend, tmp_path):
+    metric = {"name": "val/loss", "goal": goal}
+    worker = pretend(write_file(tmp_path, metric=metric, early_terminate=HYPERBAND, run_cap=40), tmp_path / "new")
     trials = {state: [] for state in STATES}
     for trial in ranked(worker.study):
         trials[state_of(trial)].append(trial)
     assert ranked(worker.study) == [trial for group in trials.values() for trial in group]
-    values = [min(trial.intermediate_values.values()) for trial in trials["finished"]]
-    assert [trial.value for trial in trials["finished"]] == sorted(values)
+    curves = [trial.intermediate_values.values() for trial in trials["finished"]]
+    assert not all(map(math.isfinite, chain(*curves)))
+    values = [best(filter(math.isfinite, curve)) for curve in curves]
+    assert [trial.value for trial in trials["finished"]] == sorted(values, reverse=goal == "maximize")
     assert {trial.last_step for trial in trials["pruned"]} <= {2, 4, 8}, "min_iter * eta**n validations precede"
     messages = {describe(worker.study, trial).rpartition(": ")[2] for trial in trials["failed"]}
     assert messages == {"the loss is not finite"}

@@ -313,6 +313,7 @@ SAMPLE = [
     ("lightning.pytorch.callbacks.LambdaCallback", {"on_fit_start": "os.getcwd"}),
     ("lightning.pytorch.callbacks.lambda_function.Callback", {}),
     ("lightning.pytorch.callbacks.ModelPruning", {"pruning_fn": "os.system"}),
+    ("lightning.pytorch.callbacks.StochasticWeightAveraging", {"swa_lrs": 0.1, "avg_fn": "os.system"}),
     ("lightning.pytorch.cli.instantiate_class", {"args": [], "init": {"class_path": "os.system"}}),
     ("lightning.pytorch.plugins.TorchCheckpointIO", {}),
     ("os.system", {"command": "touch canary"}),

@@ -27,10 +27,16 @@ def test_resuming_with_other_settings_is_refused(tmp_path, command):
     before = contents(tmp_path)
     for name, value, old in (
         ("model.init_args.optimizer.init_args.lr", 0.5, 0.003),
+        ("model.init_args.label_smoothing", 0.1, 0.0),
+        ("model.init_args.network.init_args.dropout", 0.3, 0.2),
         ("data.init_args.batch_size", 20, 15),
         ("seed_everything", 5, 1),
+        ("trainer.gradient_clip_val", 0.5, 1.0),
         ("trainer.gradient_clip_algorithm", "value", "unset"),
+        ("trainer.accumulate_grad_batches", 3, 1),
+        ("trainer.precision", "bf16-mixed", "unset"),
         ("trainer.val_check_interval", 6, 12),
+        ("checkpoint.monitor", "val/exact_match", "val/loss"),
         ("checkpoint.mode", "max", "unset"),
         ("trainer.callbacks.0.init_args.decay", 0.9, 0.99),
     ):

@@ -277,10 +277,13 @@ def test_published_rows(benchmark, measured):
         assert short == whole
 
 
-@pytest.mark.parametrize("benchmark", [convergence.dates_against_tutorial, convergence.dates_against_yoyodyne])
-def test_sides_train_on_equal_dates(benchmark, measured):
+@pytest.mark.parametrize(
+    "benchmark", [convergence.dates_against_tutorial, convergence.dates_against_yoyodyne, convergence.shakespeare]
+)
+def test_sides_train_on_equal_data(benchmark, measured):
     (row,), _, trainings = measured(benchmark)
-    assert [data for _, data in trainings] == [f"dates of {arguments[1]}" for arguments, _ in trainings]
+    text = SimpleNamespace(fingerprint="data") if benchmark is convergence.shakespeare else None
+    assert [data for _, data in trainings] == [text or f"dates of {arguments[1]}" for arguments, _ in trainings]
     assert (len(trainings), row.checked) == (ROUNDS, convergence.SAME_DATA)
 
 
@@ -481,6 +484,15 @@ def test_products_of_linear_layers():
             layer.register_forward_hook(lambda layer, args, _: flops.append(6 * args[0].numel() * layer.out_features))
     network(*batch.inputs)
     assert products.get_total_flops() == sum(flops)
+
+
+@pytest.mark.parametrize("model", ["post", "pre", "GPT"])
+def test_limits_of_trained_model(model, monkeypatch):
+    """Products run all linear layers, and calls run the same operations with almost no arithmetic."""
+    monkeypatch.setattr(limits, "keep_freed_memory", lambda: None)  # it lasts for the whole process
+    network = GPT(**steps.GPT_SIZE, bias=False) if model == "GPT" else Transformer(**steps.COPY, norm=model)
+    products, calls = (limits.build_limit(model, side, batch_size=2) for side in ("products", "calls"))
+    assert products.facts["parameters"] == steps.parameters_of(network) > 50 * calls.facts["parameters"]
 
 
 # Trainings

@@ -33,17 +33,19 @@ def test_averages_beside_the_checkpoints_are_ignored_and_kept(reference, tmp_pat
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "flipped"])
-def test_last_falls_back_to_the_newest_intact_checkpoint(damage, killed, reference, tmp_path):
+def test_last_falls_back_to_the_newest_intact_checkpoint(damage, reference, tmp_path):
+    run(*fit("attention_lstm"), cwd=tmp_path, fault=("in a training step", 29)).die()
+    killed = folder(tmp_path, "attention_lstm")
     last = killed / "checkpoints/last.ckpt"
     data = bytearray(last.read_bytes())
     if damage == "flipped":
         data[len(data) // 2] ^= 4
     last.write_bytes({"cut": data[:-1000], "empty": b""}.get(damage, data))
-    child = run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path).finish()
+    child = run(*fit("attention_lstm", "--ckpt_path=last"), cwd=tmp_path).finish()
     (line,) = (line for line in child.err.read_text().splitlines() if "damaged" in line)
     assert "last.ckpt: it is damaged" in line
     assert [start["step"] for start in Run(killed).starts] == [0, 24], "from best.ckpt"
-    assert_same_run(tmp_path, reference("gpt"), "gpt")
+    assert_same_run(tmp_path, reference("attention_lstm"), "attention_lstm")
 
 
 def test_a_full_disk_is_reported_and_the_previous_checkpoint_is_kept(reference, tmp_path):
