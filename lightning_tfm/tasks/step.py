@@ -105,9 +105,11 @@ class TrainingStep:
         scale = self._scale
         if limit and not by_value:
             scale = scale * (limit / (self.norms.norm() + 1e-6)).clamp(max=1)  # as in torch.nn.utils
-        multiply_in_place([local(gradient) for gradient in self._gradients()], scale)
+        gradients = [local(gradient) for gradient in self._gradients()]
+        multiply_in_place(gradients, scale)
         if limit and by_value:
-            nn.utils.clip_grad_value_(self.weights.values(), limit)
+            for gradient in gradients:
+                gradient.clamp_(-limit, limit)
 
     def check_finite(self, last_step: int, skips_overflows: bool = False) -> int:
         """Check that the loss and the gradients of all steps since the last check are finite.
