@@ -86,6 +86,8 @@ def number(value: float | None) -> str:
 
 def cells(row: Row) -> list[str]:
     """Return the cells of COLUMNS; `reached` is appended to our value and `extrapolated` to the peer's."""
+    if row.ours is None and not row.reached:
+        return [row.name, "", "", row.unit, "not measured", "", row.target, "", row.machine]
     ours, peer = (
         f"{number(value) or 'never'} ({note})" if note else number(value)
         for value, note in ((row.ours, row.reached), (row.peer, row.extrapolated))

@@ -125,6 +125,7 @@ def test_report():
         measure.ratio_row("a / b", "tokens/s", "≥ 1.5 x", [(3.0, 2.0)], checked="logits"),
         measure.absolute_row("c", "s", "≤ 4 s", [math.inf]),
         measure.ratio_row("limit: a", "tokens/s", "", [(1234.0, 1000.0)]),
+        Row("on a GPU", "tokens/s", "≥ 1 x"),
     ]
     results = {"rows": [replace(row, machine="a CPU", commit="abc1234", torch="2.1").as_dict() for row in rows]}
     report = markdown(json.loads(json.dumps(results)))
@@ -132,6 +133,7 @@ def test_report():
     for row in (
         "| a / b | 3 | 2 | tokens/s | 1.5 | 1.5 to 1.5 | ≥ 1.5 x | yes | a CPU |  | logits | abc1234 | 2.1 |  |",
         "| limit: a | 1,234 | 1,000 | tokens/s | 1.23 | 1.23 to 1.23 |  |  | a CPU |  |  | abc1234 | 2.1 |  |",
+        "| on a GPU |  |  | tokens/s | not measured |  | ≥ 1 x |  | a CPU |  |  | abc1234 | 2.1 |  |",
     ):
         assert row in report
 
