@@ -66,8 +66,8 @@ def layers() -> list[list[str]]:
             below[own] |= {other for name in imported(path) if (other := member_of(name)) not in (None, own)}
     sorter = TopologicalSorter(below)
     sorter.prepare()
-    from_below = []
+    ordered = []
     while sorter.is_active():
-        from_below.append(sorted(sorter.get_ready()))
-        sorter.done(*from_below[-1])
-    return from_below
+        ordered.append(sorted(sorter.get_ready()))
+        sorter.done(*ordered[-1])
+    return ordered

@@ -122,15 +122,13 @@ def enter_folder(logger: CSVLogger, prefix: str) -> bool:
         Whether the folder is new.
     """
     if logger_version(logger) is not None:
-        is_new = make_folder(Path(logger.log_dir))
-    else:
-        parent = Path(logger.root_dir)
-        numbers = [re.fullmatch(rf"{prefix}_(\d+)", path.name) for path in parent.glob(f"{prefix}_*")]
-        first = max((int(number[1]) for number in numbers if number), default=-1) + 1
-        names = (f"{prefix}_{number}" for number in itertools.count(first))
-        set_version(logger, next(name for name in names if make_folder(parent / name)))
-        is_new = True
-    return is_new
+        return make_folder(Path(logger.log_dir))
+    parent = Path(logger.root_dir)
+    numbers = [re.fullmatch(rf"{prefix}_(\d+)", path.name) for path in parent.glob(f"{prefix}_*")]
+    first = max((int(number[1]) for number in numbers if number), default=-1) + 1
+    names = (f"{prefix}_{number}" for number in itertools.count(first))
+    set_version(logger, next(name for name in names if make_folder(parent / name)))
+    return True
 
 
 def check_empty(run: Run) -> None:

@@ -14,7 +14,7 @@ from lightning_tfm.tasks.metrics import exact_sum
 from lightning_tfm.tokenization import EOS, PAD
 
 HIGHER_IS_BETTER = {"accuracy": True, "aer": False}
-"""Whether higher values are better, by score. The entropy is left out, since neither direction is better."""
+"""Maps each score to whether higher values are better. The entropy has no preferred direction and is omitted."""
 
 
 def gold_links(pairs: Sequence[Pair], batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a finished run writes and prints."""
+"""Test the files and the output of a finished run."""
 
 import json
 import re
