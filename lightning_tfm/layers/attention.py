@@ -10,7 +10,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -59,6 +59,12 @@ class Attention(nn.Module, ABC):
         return torch.cat(parts, dim=1)
 
 
+def run_eagerly() -> AbstractContextManager[Any]:
+    """Return a context in which compiled networks run eagerly, with hooks."""
+    # Without torch._dynamo, which is slow to import, there is no compiled network.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
 @contextmanager
 def attention_maps(network: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Record the attention weights of every attention layer of a network that runs within the context.
@@ -83,10 +89,8 @@ def attention_maps(network: nn.Module) -> Iterator[dict[str, Tensor]]:
         for name, layer in network.named_modules()
         if isinstance(layer, Attention)
     ]
-    # Without torch._dynamo, which is slow to import, there is no compiled network.
-    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     try:
-        with eager:
+        with run_eagerly():
             yield maps
         for name, steps in calls.items():
             keys = max(step.size(-1) for step in steps)  # a KV cache grows every step

@@ -49,6 +49,7 @@ class AttentionLSTM(Seq2SeqNetwork):
     """
 
     is_traceable = False  # it loops over the tokens
+    state_modules = ("encoder_states", "start")
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class AttentionLSTM(Seq2SeqNetwork):
         layer = {"lstm": LSTM, "gru": nn.GRU}[cell]
         self.encoder_forward = layer(d_model, d_model, batch_first=True)
         self.encoder_backward = layer(d_model, d_model, batch_first=True)
+        self.encoder_states = nn.Identity()  # a hook point
         self.num_states = 2 if cell == "lstm" else 1
         self.start = Linear(d_model, self.num_states * d_model)  # initial states of the decoder
         self.attention: AdditiveAttention | MonotonicAttention | HardMonotonicAttention
@@ -107,7 +109,7 @@ class AttentionLSTM(Seq2SeqNetwork):
         rightwards, _ = self.encoder_forward(x)
         leftwards, _ = self.encoder_backward(x.flatten(0, 1).index_select(0, order).view_as(x))
         leftwards = leftwards.flatten(0, 1).index_select(0, order).view_as(leftwards)
-        memory = torch.cat((rightwards, leftwards), dim=-1)  # (B, S, 2D)
+        memory = self.encoder_states(torch.cat((rightwards, leftwards), dim=-1))  # (B, S, 2D)
         recurrent = torch.tanh(self.start(leftwards[:, 0])).chunk(self.num_states, dim=-1)  # (Bahdanau et al., A.2.2)
         keys = self.attention.k_proj(memory)
         if isinstance(self.attention, HardMonotonicAttention):
