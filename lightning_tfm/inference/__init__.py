@@ -5,6 +5,7 @@ from lightning_tfm.inference.language_model import LanguageModelPredictor
 from lightning_tfm.inference.masked_language_model import MASK, MaskedLanguageModelPredictor
 from lightning_tfm.inference.prediction import (
     AttentionExample,
+    ForcedOutput,
     LinePrediction,
     Output,
     Score,
@@ -21,6 +22,7 @@ __all__ = [
     "MASK",
     "AttentionExample",
     "ClassifierPredictor",
+    "ForcedOutput",
     "LanguageModelPredictor",
     "LinePrediction",
     "MaskedLanguageModelPredictor",

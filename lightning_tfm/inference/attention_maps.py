@@ -17,6 +17,11 @@ VISIBLE = {ord("\n"): "\N{RETURN SYMBOL}", ord("\t"): "\N{RIGHTWARDS ARROW TO BA
 """Visible replacements of control characters."""
 
 
+def visible(symbol: str) -> str:
+    """Return the label of a symbol, which shows blanks and control characters."""
+    return symbol.translate(VISIBLE).replace(" ", "\N{OPEN BOX}")
+
+
 class AttentionMap(NamedTuple):
     """The attention weights of one layer.
 

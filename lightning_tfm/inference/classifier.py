@@ -9,8 +9,8 @@ import torch
 
 from lightning_tfm.inference.attention_maps import AttentionMap, text_attention
 from lightning_tfm.inference.decoding import DecodingOptions
-from lightning_tfm.inference.prediction import Output
-from lightning_tfm.inference.predictor import Predictor, strip_fields
+from lightning_tfm.inference.prediction import ForcedOutput, Output
+from lightning_tfm.inference.predictor import Predictor, clean_line, strip_fields
 from lightning_tfm.networks import EncoderClassifier
 from lightning_tfm.tokenization import Ids, Tokenizer, pad_sequences
 
@@ -45,6 +45,17 @@ class ClassifierPredictor(Predictor):
         probabilities, labels = self.network(text.to(self.device)).float().softmax(-1).max(1)
         best = zip(labels.tolist(), probabilities.tolist(), strict=True)
         return [[Output(self.labels[label], round(probability, 4))] for label, probability in best]
+
+    def forced(self, line: str) -> ForcedOutput:
+        ids, _ = self.encode_line(clean_line(line))
+        output = self.output_text(line)
+        label = torch.tensor([[self.labels.index(output)]], device=self.device)
+        symbols = self.tokenizer.split(clean_line(line))[-len(ids) :]
+        text = pad_sequences([ids])[0].to(self.device)
+        return ForcedOutput(output, (text,), label, torch.ones_like(label, dtype=torch.bool), symbols, [output])
+
+    def output_symbol(self, id: int) -> str:
+        return self.labels[id]
 
     def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
         read = slice(-self.network.max_length, None)

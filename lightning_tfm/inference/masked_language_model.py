@@ -10,8 +10,8 @@ import torch
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference.attention_maps import MAX_POSITIONS, VISIBLE, AttentionMap, text_attention
 from lightning_tfm.inference.decoding import DecodingOptions
-from lightning_tfm.inference.prediction import Output
-from lightning_tfm.inference.predictor import Predictor
+from lightning_tfm.inference.prediction import ForcedOutput, Output
+from lightning_tfm.inference.predictor import Predictor, clean_line
 from lightning_tfm.networks import MaskedEncoder
 from lightning_tfm.tokenization import BOS, NUM_SPECIAL, Ids
 
@@ -68,6 +68,20 @@ class MaskedLanguageModelPredictor(Predictor):
 
     def example(self, line: str, output: str) -> dict[str, Any]:
         return super().example(line, output) | {"ids": self.tokenizer.encode(output)}
+
+    def forced(self, line: str) -> ForcedOutput:
+        """Return a text with masked tokens, which are predicted."""
+        ids, _ = self.encode_line(clean_line(line))
+        text = torch.tensor([ids], device=self.device)
+        is_masked = text < NUM_SPECIAL
+        text = text.masked_fill(text == SPACED_MASK, MASK)
+        with torch.no_grad():
+            logits = self.network(text)
+        logits[..., :NUM_SPECIAL] = -torch.inf
+        targets = torch.where(is_masked, logits.argmax(-1), text)
+        filled = [self.tokenizer.decode([number]).translate(VISIBLE) for number in targets[0].tolist()]
+        symbols = [MASK_SYMBOL if id == MASK else symbol for id, symbol in zip(text[0].tolist(), filled, strict=True)]
+        return ForcedOutput(self.output_text(line), (text,), targets, is_masked, symbols, filled)
 
     def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
         ids = content["ids"][:MAX_POSITIONS]

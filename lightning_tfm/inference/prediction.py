@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lightning_tfm.runs.record import Prediction
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from lightning_tfm.data import Pair
 
 MAX_TITLE_LENGTH = 80
@@ -71,6 +73,27 @@ class Score(NamedTuple):
             return math.exp(-self.log_probability / self.tokens)
         except OverflowError:
             return math.inf
+
+
+class ForcedOutput(NamedTuple):
+    """Line of input with its output, as arguments of the network's `forward` and what it should predict.
+
+    Attributes:
+        output: the text of the output.
+        inputs: the arguments, (1, ...) each.
+        targets: the ids (1, T) that are predicted, or the class (1, 1).
+        is_target: the mask (1, T), False where nothing is predicted.
+        input_symbols: the symbol of each token that is embedded (S): of the source, of the text, or of source and
+            target in one sequence.
+        target_symbols: the symbol of each target (T).
+    """
+
+    output: str
+    inputs: tuple[Tensor, ...]
+    targets: Tensor
+    is_target: Tensor
+    input_symbols: list[str]
+    target_symbols: list[str]
 
 
 class AttentionExample(NamedTuple):

@@ -13,10 +13,13 @@ from torch import Tensor, nn
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference.attention_maps import AttentionMap, links
 from lightning_tfm.inference.decoding import DecodingOptions
-from lightning_tfm.inference.prediction import LinePrediction, Output, Score
+from lightning_tfm.inference.prediction import ForcedOutput, LinePrediction, Output, Score
 from lightning_tfm.networks import Network
 from lightning_tfm.networks.network import TextNetwork
-from lightning_tfm.tokenization import Ids, Tokenizer, normalize_text
+from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer, normalize_text
+
+SPECIAL_NAMES = {PAD: "PAD", BOS: "BOS", EOS: "EOS"}
+"""Names of the special tokens."""
 
 BATCH_SIZE = 256
 """Maximum number of lines in a batch, or of beams in a beam search."""
@@ -143,6 +146,25 @@ class Predictor(nn.Module, ABC):
             UserError: if the task has no pairs of a source and a target, as by default.
         """
         raise UserError(f"the task of the model must align lines, but {self.task_name()} does not")
+
+    def forced(self, line: str) -> ForcedOutput:
+        """Return a line with the output of the model, which `forward` predicts if it is given the output.
+
+        Raises:
+            UserError: if the line has no output.
+        """
+        raise UserError(f"the task of the model must have one output for a line, but {self.task_name()} does not")
+
+    def output_symbol(self, id: int) -> str:
+        """Return the symbol of an index of the logits; by default, of a token, with the names of special tokens."""
+        return SPECIAL_NAMES.get(id) or self.tokenizer.decode([id])
+
+    def output_text(self, line: str) -> str:
+        """Return the output for a line; raise UserError if there is none."""
+        (prediction,) = self.predict([line])
+        if prediction.text is None:
+            raise UserError(f"a text must have an output, but {line!r} has none: {prediction.note}")
+        return prediction.text
 
     def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Draw random arguments of the network's `forward`, by name, for export; by default, of a TextNetwork."""

@@ -11,11 +11,11 @@ from torch import Tensor
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference.attention_maps import AttentionMap, attention_weights
 from lightning_tfm.inference.decoding import DecodingOptions, beam_search, decode
-from lightning_tfm.inference.prediction import Output, Score
-from lightning_tfm.inference.predictor import Predictor, strip_fields
+from lightning_tfm.inference.prediction import ForcedOutput, Output, Score
+from lightning_tfm.inference.predictor import Predictor, clean_line, strip_fields
 from lightning_tfm.layers import attention_maps
 from lightning_tfm.layers.losses import sequence_nll
-from lightning_tfm.networks import Seq2SeqNetwork
+from lightning_tfm.networks import CausalNetwork, Seq2SeqNetwork
 from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer, pad_sequences
 
 
@@ -112,6 +112,16 @@ class Seq2SeqPredictor(Predictor):
         rows = torch.arange(len(targets)).clamp(max=inputs[1].size(1) - 1)
         weights = weights.mean(0, keepdim=True)[:, rows, : len(sources)]
         return AttentionMap(layer, weights.float().cpu(), targets, sources, [], predicts="output")
+
+    def forced(self, line: str) -> ForcedOutput:
+        source, output = clean_line(line), self.output_text(line)
+        inputs = self._inputs(source, output)
+        T = inputs[1].size(1)
+        targets = torch.tensor([[*self.tokenizer.encode_target(output), EOS][:T]], device=self.device)
+        symbols, target_symbols = [*self.tokenizer.split(source), "EOS"], [*self.tokenizer.split_target(output), "EOS"]
+        if isinstance(self.network, CausalNetwork):
+            symbols += ["BOS", *target_symbols][:T]
+        return ForcedOutput(output, inputs, targets, targets != PAD, symbols, target_symbols[:T])
 
     def _inputs(self, source: str, target: str) -> tuple[Tensor, Tensor]:
         """Return source (1, S) and target_in (1, T) of a pair, with T truncated to max_target_length."""
