@@ -34,7 +34,10 @@ FORMATS = (
 DAY = 24 * 60 * 60
 """Number of seconds in a day."""
 
-DIGITS = {"y": (0, 1, 2, 3), "M": (5, 6), "L": (5, 6), "d": (8, 9)}
+PARTS = {"year": (0, 1, 2, 3), "month": (5, 6), "day": (8, 9)}
+"""Positions of the digits of each part of an ISO 8601 date."""
+
+DIGITS = {"y": PARTS["year"], "M": PARTS["month"], "L": PARTS["month"], "d": PARTS["day"]}
 """Positions of the digits of each field in an ISO 8601 date, by the first letter of the field in a pattern."""
 
 MONTH, WEEKDAY = attrgetter("month"), date.weekday
@@ -64,6 +67,8 @@ class Date(GeneratedDataModule):
         texts, but not different dates: by default, with seed 1, 87.6% of the test dates occur in training in another
         format. `DateWorld` splits by date.
     """
+
+    target_parts = PARTS
 
     def __init__(
         self,

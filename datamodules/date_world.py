@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from babel import Locale
 
-from datamodules.date import Pattern, days_between, links
+from datamodules.date import PARTS, Pattern, days_between, links
 from lightning_tfm.data import GeneratedDataModule, Pair
 from lightning_tfm.tokenization import SymbolTokenizer, normalize_text
 
@@ -68,6 +68,8 @@ class DateWorld(GeneratedDataModule):
         unseen_size: number of pairs of "unseen_patterns" and "unseen_locales".
         settings: further arguments of GeneratedDataModule.
     """
+
+    target_parts = PARTS
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import compress, repeat
-from typing import Any, NamedTuple, overload
+from typing import Any, ClassVar, NamedTuple, overload
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -168,9 +168,13 @@ class PairDataModule(TaskDataModule, ABC):
         max_target_length: maximum length of a target in tokens, including EOS.
         drop_too_long: whether to drop longer training pairs instead of raising UserError.
         settings: further arguments of TaskDataModule.
+
+    Attributes:
+        target_parts: the positions of the parts of a target, by name, if all targets have the same form.
     """
 
     holds = "pairs of source and target"
+    target_parts: ClassVar[Mapping[str, Sequence[int]]] = {}
     datasets: Mapping[str, PairDataset]
 
     def __init__(

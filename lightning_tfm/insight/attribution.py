@@ -1,0 +1,285 @@
+"""Attributions: which layer, component, position and symbol an output comes from.
+
+Shapes: batch B, tokens T, width D, ids V, positions P.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_tfm.errors import UserError
+from lightning_tfm.insight.interventions import Component, Part, components, interventions
+from lightning_tfm.insight.sample import BATCH_TOKENS, Sample, logits_of, tokens_of
+from lightning_tfm.layers import AddNorm, Attention, FeedForward
+from lightning_tfm.networks import Network
+
+STEPS = 50
+"""Number of steps of integrated gradients."""
+
+EMBEDDING, BIAS = Part("embedding"), Part("bias")
+"""Contributions to the residual stream that are not those of a head or a feed-forward network."""
+
+
+def stream_layers(network: Network) -> list[Component]:
+    """Return the layers of the residual stream from which the output is computed, in order; empty without layers."""
+    layers = [component for component in components(network) if component.kind == "layer"]
+    return [layer for layer in layers if _stack(layer.name) == _stack(layers[-1].name)]
+
+
+def _stack(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+@torch.no_grad()
+def logit_lens(network: Network, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Return the logits (B, T, V) that the network would compute if it ended after each layer (nostalgebraist 2020).
+
+    The residual stream after the layer replaces that after the last layer. A network without layers has none.
+    """
+    layers = stream_layers(network)
+    with interventions(network) as touch:
+        streams = {layer.name: touch.record(layer.name) for layer in layers}
+        network(*inputs)
+    lens = {}
+    for name, (stream,) in streams.items():
+        with interventions(network) as touch:
+            touch.replace(layers[-1].name, stream)
+            lens[name] = logits_of(network, inputs)
+    return lens
+
+
+@torch.no_grad()
+def direct_logit_attribution(network: Network, sample: Sample) -> dict[Part, Tensor]:
+    """Return what each head, feed-forward network, the embedding and the biases add to the logit of each target (B, T).
+
+    The contributions sum to the logit. The scale of each layer norm is that of the whole residual stream, so that the
+    norm is linear (Elhage et al. 2021).
+
+    Raises:
+        UserError: if the logits are not a linear function of a residual stream, as in a recurrent network.
+    """
+    with _recorded(network) as stream:
+        logits = network(*sample.inputs)
+    if not stream.parts or logits is not stream.logits:
+        raise UserError(
+            "direct logit attribution needs a network whose output layer reads the residual stream, unlike "
+            f"{type(network).__name__}; try ablations"
+        )
+    directions = network.head.weight[sample.targets]  # (B, T, D)
+    attribution = {part: (value * directions).sum(-1) for part, value in stream.parts.items()}
+    if network.head.bias is not None:
+        attribution[BIAS] = attribution[BIAS] + network.head.bias[sample.targets]
+    return attribution
+
+
+class _Stream:
+    """Decomposition of the residual stream into the contributions of parts (B, T, D), which sum to it."""
+
+    def __init__(self) -> None:
+        self.parts: dict[Part, Tensor] = {}
+        self.total: Tensor | None = None
+        self.updates: dict[int, tuple[Tensor, dict[Part, Tensor]]] = {}  # of sub-layers, by the id of their output
+        self.logits: Tensor | None = None
+
+    def add(self, layer: AddNorm, x: Tensor, update: Tensor, output: Tensor) -> None:
+        """Add the contributions of a sub-layer to those of x; x begins another stream unless it continues this one."""
+        if not self._continues(x):
+            self.parts = {EMBEDDING: x, BIAS: torch.zeros_like(x)}
+        for part, value in self.updates[id(update)][1].items():
+            self.parts[part] = self.parts.get(part, 0) + value
+        self.total = x + update
+        if not layer.is_pre:
+            self.normalize(layer.norm, self.total, output)
+
+    def normalize(self, norm: nn.LayerNorm, x: Tensor, output: Tensor) -> None:
+        """Apply a layer norm with the scale of x (B, T, D) to the contributions."""
+        if not self._continues(x):
+            return
+        scale = (x.var(-1, unbiased=False, keepdim=True) + norm.eps).rsqrt() * norm.weight
+        for part, value in self.parts.items():
+            value = value[:, -x.size(1) :]
+            self.parts[part] = (value - value.mean(-1, keepdim=True)) * scale
+        if norm.bias is not None:
+            self.parts[BIAS] = self.parts[BIAS] + norm.bias
+        self.total = output
+
+    def end(self, features: Tensor, logits: Tensor) -> None:
+        """Keep the contributions to the input of the output layer; none if it is not the stream."""
+        self.logits = logits
+        if not self._continues(features):
+            self.parts = {}
+        self.parts = {part: value[:, -features.size(1) :] for part, value in self.parts.items()}
+
+    def _continues(self, x: Tensor) -> bool:
+        """Return whether x are the last tokens of the stream."""
+        total = self.total
+        if total is None or x.dim() != total.dim() or x.size(1) > total.size(1):
+            return False
+        return torch.equal(total[:, -x.size(1) :], x)
+
+
+@contextmanager
+def _recorded(network: Network) -> Iterator[_Stream]:
+    """Decompose the residual stream of a network that runs within the context."""
+    stream, handles = _Stream(), []
+    inner = {module.norm for module in network.modules() if isinstance(module, AddNorm)}
+
+    def projected(name: str, num_heads: int, projection: nn.Linear, x: Tensor, update: Tensor) -> None:
+        columns = zip(x.chunk(num_heads, -1), projection.weight.chunk(num_heads, 1), strict=True)
+        parts = {Part(name, head): F.linear(context, weight) for head, (context, weight) in enumerate(columns)}
+        if projection.bias is not None:
+            parts[BIAS] = projection.bias.expand_as(update)
+        stream.updates[id(update)] = update, parts
+
+    def hook_for(name: str, module: nn.Module) -> Any:
+        if isinstance(module, Attention) and hasattr(module, "out_proj"):
+            return module.out_proj, lambda layer, args, out: projected(name, module.num_heads, layer, args[0], out)
+        if isinstance(module, FeedForward):
+            return module, lambda _, __, out: stream.updates.update({id(out): (out, {Part(name): out})})
+        if isinstance(module, AddNorm):
+            return module, lambda layer, args, out: stream.add(layer, args[0], args[1], out)
+        if isinstance(module, nn.LayerNorm) and module not in inner:
+            return module, lambda layer, args, out: stream.normalize(layer, args[0], out)
+        if module is network.head:
+            return module, lambda _, args, out: stream.end(args[0], out)
+        return None
+
+    for name, module in network.named_modules():
+        if hooked := hook_for(name, module):
+            handles.append(hooked[0].register_forward_hook(hooked[1]))
+    try:
+        yield stream
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def patching(network: Network, inputs: tuple[Tensor, ...], other: Sample) -> dict[str, Tensor]:
+    """Return how far the states of another example move the output towards its own, by layer and position (P).
+
+    The output of a layer, or of a recurrent encoder, at one position is replaced by that for the other example (Meng et
+    al. 2022). The value is the share of the difference between the log probabilities of the other's targets that this
+    restores: 0 if nothing changes, and 1 if the probability is that of the other example.
+
+    Args:
+        network: the network, in evaluation mode.
+        inputs: the arguments of the network's `forward` for one example, (1, ...) each; to compare two sources, with
+            the target of the other example.
+        other: the other example.
+
+    Raises:
+        UserError: if the inputs have different numbers of tokens, or equal ones.
+    """
+    if all(ids.equal(others) for ids, others in zip(inputs, other.inputs, strict=True)):
+        raise UserError("both inputs must differ, but have equal tokens; try another input")
+    for ids, others in zip(inputs, other.inputs, strict=True):
+        if ids.shape != others.shape:
+            raise UserError(
+                f"both inputs must have as many tokens, but have {ids.size(1)} and {others.size(1)}; "
+                "try another input of the same length"
+            )
+    with interventions(network) as touch:
+        names = [component.name for component in components(network) if component.kind in ("layer", "states")]
+        outputs = {name: touch.record(name) for name in names}
+        goal = _log_probabilities(network, other)
+    start = _log_probabilities(network, replace(other, inputs=inputs))
+    effects = {}
+    for name, calls in outputs.items():
+        (output,) = calls
+        P = output.size(1)
+        is_patched = torch.eye(P, dtype=torch.bool, device=output.device).unsqueeze(-1)  # (P, P, 1)
+        batch = Sample(*(repeat(ids, P) for ids in (inputs, other.targets, other.is_target)))
+        with interventions(network) as touch:
+            touch.edit(name, lambda x, mask=is_patched, y=output: torch.where(mask, y, x))  # type: ignore[misc]
+            effects[name] = (_log_probabilities(network, batch) - start) / (goal - start)
+    return effects
+
+
+def repeat(ids: Any, number: int) -> Any:
+    """Return the ids (1, ...), or a tuple of such ids, repeated along the batch."""
+    return tuple(repeat(part, number) for part in ids) if isinstance(ids, tuple) else ids.expand(number, *ids.shape[1:])
+
+
+def _log_probabilities(network: Network, sample: Sample) -> Tensor:
+    """Return the log probability of the targets of each example (B)."""
+    log_p = logits_of(network, sample.inputs).log_softmax(-1)
+    chosen = log_p.gather(-1, sample.targets.unsqueeze(-1)).squeeze(-1)
+    return chosen.masked_fill(~sample.is_target, 0).sum(1)
+
+
+class _Embedded:
+    """The log probabilities of the targets of one example, as a function of the embeddings of its input (S, D).
+
+    The input is the source, or the text, or source and target in one sequence.
+    """
+
+    def __init__(self, network: Network, sample: Sample) -> None:
+        self.network, self.sample = network, sample
+        self.name = "source_embedding" if hasattr(network, "source_embedding") else "embedding"
+        length = tokens_of(network, "encoder", sample.inputs).size(1)
+        with interventions(network) as touch, torch.no_grad():
+            outputs = touch.record(self.name)
+            network(*sample.inputs)
+        self.embeddings = outputs[0].reshape(length, -1)
+
+    def __call__(self, embeddings: Tensor) -> Tensor:
+        """Return the log probabilities (B, T) for embeddings (B, S, D)."""
+        inputs = repeat(self.sample.inputs, len(embeddings))
+        with interventions(self.network) as touch:
+            touch.edit(self.name, lambda output: embeddings.reshape(output.shape))
+            log_p = logits_of(self.network, inputs).log_softmax(-1)
+        targets = self.sample.targets.expand(len(embeddings), -1).unsqueeze(-1)
+        return log_p.gather(-1, targets).squeeze(-1)
+
+
+def integrated_gradients(network: Network, sample: Sample) -> tuple[Tensor, Tensor]:
+    """Return what each symbol of the input adds to the log probability of each target (T, S).
+
+    The gradients with respect to the embeddings are averaged on the line from 0 to the embeddings (Sundararajan et al.
+    2017). The input is the source, or the text, or source and target in one sequence.
+
+    Args:
+        network: the network, in evaluation mode.
+        sample: one example.
+
+    Returns:
+        The attributions, and the differences (T) between their sums and those of the log probabilities, which they
+        approximate.
+    """
+    from captum.attr import IntegratedGradients  # slow to import
+
+    embedded = _Embedded(network, sample)
+    method = IntegratedGradients(lambda embeddings, steps: embedded(embeddings).gather(1, steps).squeeze(1))
+    size = max(1, BATCH_TOKENS // len(embedded.embeddings))
+    parts = [
+        method.attribute(
+            embedded.embeddings.expand(len(targets), -1, -1),
+            additional_forward_args=(targets.unsqueeze(1),),
+            n_steps=STEPS,
+            internal_batch_size=size,
+            return_convergence_delta=True,
+        )
+        for targets in torch.arange(sample.targets.size(1)).split(size)
+    ]
+    attributions, errors = (torch.cat(values) for values in zip(*parts, strict=True))
+    return attributions.sum(-1), errors
+
+
+@torch.no_grad()
+def occlusion(network: Network, sample: Sample) -> Tensor:
+    """Return by how much the log probability of each target decreases without each symbol of the input (T, S).
+
+    The embedding of the symbol is replaced by 0 (Zeiler & Fergus 2014).
+    """
+    embedded = _Embedded(network, sample)
+    is_occluded = torch.eye(len(embedded.embeddings), dtype=torch.bool).unsqueeze(-1)  # (S, S, 1)
+    occluded = embedded.embeddings.masked_fill(is_occluded, 0)  # (S, S, D)
+    return (embedded(embedded.embeddings.unsqueeze(0)) - embedded(occluded)).T

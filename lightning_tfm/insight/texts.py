@@ -1,0 +1,92 @@
+"""Inspection of the output for a text: which layer decides it, and which symbols it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from lightning_tfm.errors import UserError
+from lightning_tfm.inference import ForcedOutput, Predictor
+from lightning_tfm.insight.attribution import integrated_gradients, logit_lens, occlusion, patching
+from lightning_tfm.insight.sample import Sample, logits_of
+from lightning_tfm.runs.inspection import TextRecord
+
+ALTERNATIVES = 5
+"""Number of most probable symbols at each step."""
+
+
+def as_sample(forced: ForcedOutput) -> Sample:
+    """Return a text and its output as a sample of one example."""
+    return Sample(forced.inputs, forced.targets, forced.is_target)
+
+
+def inspect_text(predictor: Predictor, line: str, against: str | None = None) -> TextRecord:
+    """Return the layers, the symbols and, against another text, the states that decide the output for a text.
+
+    Args:
+        predictor: the model, in evaluation mode.
+        line: the text.
+        against: another text with as many tokens, whose states are patched into those of the text.
+
+    Raises:
+        UserError: if a text has no output, or the texts have different numbers of tokens.
+    """
+    forced = predictor.forced(line)
+    sample, network = as_sample(forced), predictor.network
+    targets = sample.targets[0]  # (T)
+    with torch.no_grad():
+        probabilities = logits_of(network, sample.inputs)[0].softmax(-1)  # (T, V)
+    lens = {layer: logits[0].softmax(-1) for layer, logits in logit_lens(network, sample.inputs).items()}
+    gradients, errors = integrated_gradients(network, sample)
+    others = probabilities.scatter(1, targets.unsqueeze(1), -1)  # those of the targets come last
+    result: TextRecord = {
+        "input": line,
+        "output": forced.output,
+        "input_symbols": forced.input_symbols,
+        "target_symbols": forced.target_symbols,
+        "is_target": sample.is_target[0].tolist(),
+        "probabilities": probabilities.gather(1, targets.unsqueeze(1)).squeeze(1).tolist(),
+        "alternatives": _most_probable(others, predictor),
+        "lens": {layer: _most_probable(values, predictor) for layer, values in lens.items()},
+        "decided_after": _decided_after({layer: values.argmax(-1) == targets for layer, values in lens.items()}),
+        "integrated_gradients": gradients.tolist(),
+        "integrated_gradients_errors": errors.tolist(),
+        "occlusion": occlusion(network, sample).tolist(),
+    }
+    if against is not None:
+        result["against"], result["patching"] = against, _patched(predictor, forced, against)
+    return result
+
+
+def _patched(predictor: Predictor, forced: ForcedOutput, against: str) -> dict[str, list[float]]:
+    """Return the effect of patching the states of another text into those of a text, by layer and position."""
+    other = predictor.forced(against)
+    # A pair keeps the target of the other, so that only the sources differ.
+    inputs = (
+        (forced.inputs[0], other.inputs[1]) if forced.inputs[0].numel() and len(other.inputs) > 1 else forced.inputs
+    )
+    try:
+        effects = patching(predictor.network, inputs, as_sample(other))
+    except UserError as error:
+        raise UserError(f"--against {against!r}: {error}") from None
+    return {layer: effect.tolist() for layer, effect in effects.items()}
+
+
+def _most_probable(probabilities: Tensor, predictor: Predictor) -> list[list[tuple[str, float]]]:
+    """Return the most probable symbols of each step, with their probabilities, for probabilities (T, V)."""
+    best, ids = probabilities.topk(min(ALTERNATIVES, probabilities.size(-1) - 1))
+    return [
+        [(predictor.output_symbol(id), value) for id, value in zip(*step, strict=True)]
+        for step in zip(ids.tolist(), best.tolist(), strict=True)
+    ]
+
+
+def _decided_after(is_best: Mapping[str, Tensor]) -> list[str | None]:
+    """Return, for each step, the first layer from which on the target is the most probable symbol (T)."""
+    if not is_best:
+        return []
+    layers = [*is_best]
+    stays = torch.stack([*is_best.values()]).flip(0).long().cumprod(0).sum(0)  # number of last layers, (T)
+    return [layers[-number] if number else None for number in stays.tolist()]

@@ -1,0 +1,150 @@
+"""Results of `inspect`, as its file holds them."""
+
+from __future__ import annotations
+
+from typing import NotRequired
+
+from typing_extensions import TypedDict
+
+EffectRecord = tuple[float, float, float]
+"""Mean over examples, with the ends of its 95% interval."""
+
+
+class OutcomeRecord(TypedDict):
+    """Quality of the outputs of a network on the sample.
+
+    Attributes:
+        loss: the negative log probability of an example, in nats.
+        exact_match: the share of examples whose most probable tokens are all right.
+        errors: the error rate by position, part and category of the target.
+    """
+
+    loss: float
+    exact_match: float
+    errors: dict[str, dict[str, float]]
+
+
+class AblationRecord(OutcomeRecord):
+    """Outcome without a part, and its differences from that of the network.
+
+    Attributes:
+        loss_increase: the increase of the loss.
+        exact_match_decrease: the decrease of the exact match.
+        errors_increase: the increase of the error rate by position, part and category of the target.
+    """
+
+    loss_increase: EffectRecord
+    exact_match_decrease: EffectRecord
+    errors_increase: dict[str, dict[str, EffectRecord]]
+
+
+class PartRecord(TypedDict):
+    """Feed-forward network or layer.
+
+    Attributes:
+        name: its name in the network.
+        without: its ablation by each method: "zero", "mean" and "resample".
+    """
+
+    name: str
+    without: dict[str, AblationRecord]
+
+
+class HeadRecord(PartRecord):
+    """Attention head.
+
+    Attributes:
+        scores: its scores by name.
+        main_score: the name of the score of its role or, without a role, of its largest score; null without scores.
+        role: what it does; "" if a score and an ablation do not agree.
+    """
+
+    scores: dict[str, float]
+    main_score: str | None
+    role: str
+
+
+class BackupRecord(TypedDict):
+    """Two heads that back each other up.
+
+    Attributes:
+        heads: their names.
+        loss: the increase of the loss without both that exceeds the sum of the increases without each.
+    """
+
+    heads: tuple[str, str]
+    loss: EffectRecord
+
+
+class TextRecord(TypedDict):
+    """Inspection of the output for a text, with T output and S input symbols.
+
+    Attributes:
+        input: the text.
+        output: the output.
+        input_symbols: the input symbols; for source and target in one sequence, those of both.
+        target_symbols: the output symbols.
+        is_target: whether each output symbol is predicted.
+        probabilities: the probability of each output symbol.
+        alternatives: the most probable other symbols at each step, with their probabilities.
+        lens: the most probable symbols at each step if the network ended after each layer.
+        decided_after: the first layer after which each output symbol stays the most probable one; null if none.
+        integrated_gradients: what each input symbol adds to the log probability of each output symbol (T, S), in nats.
+        integrated_gradients_errors: the differences between the sums of these and those that they approximate (T).
+        occlusion: the decrease of the log probability of each output symbol without each input symbol (T, S), in nats.
+        against: the text whose states are patched.
+        patching: the share of its log probability that each state restores, by layer and position.
+    """
+
+    input: str
+    output: str
+    input_symbols: list[str]
+    target_symbols: list[str]
+    is_target: list[bool]
+    probabilities: list[float]
+    alternatives: list[list[tuple[str, float]]]
+    lens: dict[str, list[list[tuple[str, float]]]]
+    decided_after: list[str | None]
+    integrated_gradients: list[list[float]]
+    integrated_gradients_errors: list[float]
+    occlusion: list[list[float]]
+    against: NotRequired[str]
+    patching: NotRequired[dict[str, list[float]]]
+
+
+class NetworkRecord(TypedDict):
+    """Inspection of a network on a sample.
+
+    Attributes:
+        examples: the number of examples.
+        full: the outcome of the network.
+        heads: its heads.
+        components: its feed-forward networks and layers.
+        backups: the pairs of heads that back each other up.
+        smallest_set: the names of heads that keep 99% of the exact match without the others.
+        lens: the outcome if the network ended after each layer.
+        direct: the mean contribution of each part to the logit of the targets.
+    """
+
+    examples: int
+    full: OutcomeRecord
+    heads: list[HeadRecord]
+    components: list[PartRecord]
+    backups: list[BackupRecord]
+    smallest_set: list[str]
+    lens: dict[str, OutcomeRecord]
+    direct: dict[str, EffectRecord]
+
+
+class Inspection(NetworkRecord):
+    """Inspection of a checkpoint.
+
+    Attributes:
+        checkpoint: the checkpoint.
+        data: the name of the test set.
+        texts: the inspected texts.
+    """
+
+    checkpoint: str
+    data: str
+    texts: list[TextRecord]
