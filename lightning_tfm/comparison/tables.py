@@ -5,28 +5,15 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
 from lightning_tfm.comparison.groups import check_environment
 from lightning_tfm.comparison.results import Comparison
 from lightning_tfm.comparison.statistics import COVERAGE
+from lightning_tfm.system.tables import Table, latex
 from lightning_tfm.system.terminal import LiteralConsole, print_table
-
-
-class Table(NamedTuple):
-    """Table of texts.
-
-    Attributes:
-        title: the title.
-        header: the names of the columns.
-        rows: the cells.
-    """
-
-    title: str
-    header: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
 
 
 def tables(comparison: Comparison) -> list[Table]:
@@ -141,23 +128,8 @@ def to_markdown(comparison: Comparison) -> str:
 
 
 def to_latex(comparison: Comparison) -> str:
-    """Return a comparison as LaTeX tables, which need the package booktabs; the sentences are comments."""
-    parts = []
-    for title, header, rows in tables(comparison):
-        first, *others = (" & ".join(map(_latex, row)) + r" \\" for row in (header, *rows))
-        begin = rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}"
-        lines = [f"% {title}", begin, r"\toprule", first, r"\midrule", *others, r"\bottomrule", r"\end{tabular}"]
-        parts.append("".join(f"{line}\n" for line in lines))
-    parts.append("".join(f"% {sentence}\n" for sentence in sentences(comparison)))
-    return "\n".join(filter(None, parts))
-
-
-def _latex(text: str) -> str:
-    """Escape a text for LaTeX."""
-    special: dict[str, str | int | None] = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
-    special |= {"^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
-    special |= {character: f"\\{character}" for character in "&%$#_{}"}
-    return text.translate(str.maketrans(special)).replace(" to ", " to~").replace("-0.", "$-$0.")
+    """Return a comparison in LaTeX, see `latex`."""
+    return latex(tables(comparison), sentences(comparison))
 
 
 def to_json(comparison: Comparison) -> str:
