@@ -27,7 +27,7 @@ from PIL import Image
 from torch import Tensor
 
 from lightning_tfm.errors import rank_zero_print
-from lightning_tfm.inference.attention_maps import AttentionMap
+from lightning_tfm.inference.attention_maps import AttentionMap, visible
 from lightning_tfm.plots.style import HEAT, HIGHLIGHT, PALETTE, STYLE
 
 HEADS_A_ROW = 2
@@ -128,8 +128,8 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
     panel_width, panel_height = S * cell, T * cell
     every = math.ceil(MIN_LABEL_DISTANCE / cell)
     queries, keys = (list(map(_label, labels)) for labels in (attention.queries, attention.keys))
-    left = 0.35 + max(map(_text_width, queries))
-    below = 0.1 + (_EM if max(map(len, keys)) == 1 else max(map(_text_width, keys)))  # of the lowest panels
+    left = 0.35 + max(map(text_width, queries))
+    below = 0.1 + (_EM if max(map(len, keys)) == 1 else max(map(text_width, keys)))  # of the lowest panels
     above = 0.3 if heads > 1 else 0.1  # of a panel
     width = max(left + columns * (panel_width + GAP) + 0.7, 4.5)
     across = int((width - left) / (0.62 * 9 / 72))
@@ -175,14 +175,14 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
     return figure
 
 
-def _text_width(label: str) -> float:
+def text_width(label: str) -> float:
     """Return the approximate width of a label in inches."""
     return _EM * sum(1.0 if east_asian_width(letter) in "WF" else 0.62 for letter in label)
 
 
 def _label(symbol: str) -> str:
     """Return the label of a symbol, which shows blanks and has at most MAX_LABEL_LENGTH characters."""
-    symbol = symbol.replace(" ", "\N{OPEN BOX}")
+    symbol = visible(symbol)
     return symbol if len(symbol) <= MAX_LABEL_LENGTH else f"{symbol[: MAX_LABEL_LENGTH - 1]}…"
 
 

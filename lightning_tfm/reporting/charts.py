@@ -11,7 +11,7 @@ import altair
 
 from lightning_tfm.plots.style import PALETTE
 from lightning_tfm.reporting.collect import Json, RunPage
-from lightning_tfm.runs.record import HEADLINES
+from lightning_tfm.runs.record import HEAD_SCORES, HEADLINES
 
 SCHEME: Literal["blues"] = "blues"
 """Vega color scheme for values from 0 to 1, the same as `lightning_tfm.plots.style.HEAT`."""
@@ -25,13 +25,17 @@ LINE_LENGTH = 24
 HEIGHT = 280
 """Height of a chart with curves, in pixels."""
 
+WHOLE_STEPS = "datum.value % 1 ? '' : format(datum.value, ',d')"
+"""Labels of an axis of steps; tickMinStep alone does not prevent ticks between whole steps."""
+
 LENGTH = re.compile(r"0*(\d+) (\w+)")
 """Category of all pairs of a length, such as "14 symbols"."""
 
 
 def draw_charts(runs: Sequence[RunPage]) -> list[Json]:
     """Return the charts for runs of one task, each with its data as a table."""
-    charts = (_curves(runs), _categories(runs), _lengths(runs), _confusion(runs), _heads(runs))
+    of_tests = _curves(runs), _categories(runs), _lengths(runs), _confusion(runs), _heads(runs)
+    charts = *of_tests, _head_scores(runs), _ablations(runs), _texts(runs)
     return [chart for chart in charts if chart is not None]
 
 
@@ -106,7 +110,7 @@ def _curves(runs: Sequence[RunPage]) -> Json | None:
         {"run": run.name, "metric": name, "step": step, "value": value}
         for run in runs
         for name, curve in run.curves.items()
-        if "/alignment/" not in name
+        if "/alignment/" not in name and not name.startswith(HEAD_SCORES)
         for step, value in curve
     ]
     if not points:
@@ -116,8 +120,7 @@ def _curves(runs: Sequence[RunPage]) -> Json | None:
         {"last value of": name, **{run.name: run.curves[name][-1][1] if name in run.curves else "" for run in runs}}
         for name in names
     ]
-    # tickMinStep alone does not prevent ticks between whole steps.
-    axis = altair.Axis(tickMinStep=1, labelExpr="datum.value % 1 ? '' : format(datum.value, ',d')")
+    axis = altair.Axis(tickMinStep=1, labelExpr=WHOLE_STEPS)
     curves = altair.Chart(altair.Data(values=points)).encode(
         x=altair.X("step:Q", axis=axis),
         y=altair.Y("value:Q", title=None, scale=altair.Scale(zero=False)),
@@ -248,6 +251,117 @@ def _heads(runs: Sequence[RunPage]) -> Json | None:
     )
     title = "Attention against the gold alignment, at the last validation"
     return make_chart("heads", title, heads, 24 * len({row["layer"] for row in scores}), scores)
+
+
+def _head_scores(runs: Sequence[RunPage]) -> Json | None:
+    """Return the scores of each head over the training, if `HeadScores` has logged them."""
+    points: list[Json] = []
+    for run in runs:
+        for path, curve in run.curves.items():
+            if path.startswith(HEAD_SCORES):
+                layer, head, score = path.removeprefix(HEAD_SCORES).rsplit("/", 2)
+                names = {"run": run.name, "score": score, "layer": layer, "head": head.removeprefix("head_")}
+                points += [names | {"step": step, "value": value} for step, value in curve]
+    if not points:
+        return None
+    points.sort(key=lambda point: point["score"].startswith(("aer", "entropy")))  # scores that are better if high first
+    ends = {tuple(point[key] for key in ("run", "score", "layer", "head")): point["value"] for point in points}
+    rows = [dict(zip(("run", "score", "layer", "head", "last value"), (*key, ends[key]), strict=True)) for key in ends]
+    axis = altair.Axis(tickMinStep=1, labelExpr=WHOLE_STEPS)
+    legend = altair.Legend(orient="top", direction="vertical", labelLimit=2 * MAX_LABEL_WIDTH, symbolType="stroke")
+    layers = list(dict.fromkeys(point["layer"] for point in points))
+    colors = altair.Scale(domain=layers, range=[PALETTE[number % len(PALETTE)] for number in range(len(layers))])
+    lines = (
+        altair.Chart(altair.Data(values=points))
+        .mark_line(point=True)
+        .encode(
+            x=altair.X("step:Q", axis=axis),
+            y=altair.Y("value:Q", title=None),
+            color=altair.Color("layer:N", title=None, scale=colors, legend=legend),
+            detail="head:N",
+            tooltip=[
+                "layer:N",
+                "head:N",
+                altair.Tooltip("step:Q", format=",d"),
+                altair.Tooltip("value:Q", format=".3f"),
+            ],
+        )
+        .add_params(_menu(points, "run"), _menu(points, "score"))
+        .transform_filter("datum.score == score && datum.run == run")
+    )
+    return make_chart("head-scores", "Scores of the heads during training", lines, HEIGHT, rows)
+
+
+def _ablations(runs: Sequence[RunPage]) -> Json | None:
+    """Return the increase of the error rates without each part of the networks that were inspected, by the mean."""
+    cells: list[Json] = []
+    for run in runs:
+        parts = [*run.inspection["heads"], *run.inspection["components"]] if run.inspection else []
+        for part in parts:
+            for by, effects in part["without"]["mean"]["errors_increase"].items():
+                for target, (mean, low, high) in effects.items():
+                    selected = {"run": run.name, "by": by, "without": part["name"], "target": target}
+                    cells.append(selected | {"increase": mean, "low": low, "high": high})
+    if not cells:
+        return None
+    return _heat_map("ablations", "Increase of errors without each part", cells, ("target", "without", "increase"))
+
+
+def _texts(runs: Sequence[RunPage]) -> Json | None:
+    """Return what each symbol of an inspected text adds to the log probability of each symbol of its output."""
+    cells: list[Json] = [
+        {
+            "text": f"{run.name}: {text['input']}" if len(runs) > 1 else text["input"],
+            "measure": measure,
+            "output": f"{row} {output}",
+            "input": f"{column} {symbol}",
+            "nats": values[row - 1][column - 1],
+        }
+        for run in runs
+        for text in (run.inspection["texts"] if run.inspection else ())
+        for measure, values in (
+            ("integrated gradients", text["integrated_gradients"]),
+            ("occlusion", text["occlusion"]),
+        )
+        for row, output in enumerate(text["target_symbols"], start=1)
+        for column, symbol in enumerate(text["input_symbols"], start=1)
+    ]
+    if not cells:
+        return None
+    return _heat_map("contributions", "Contributions of the input to each output", cells, ("input", "output", "nats"))
+
+
+def _heat_map(id: str, title: str, cells: list[Json], axes: tuple[str, str, str]) -> Json:
+    """Return a heat map of signed values.
+
+    Args:
+        id: the id of the chart on the page.
+        title: the title.
+        cells: the cells, by column, of which the first two select the cells that are shown.
+        axes: the columns of the horizontal axis, the vertical axis and the value.
+    """
+    x, y, value = axes
+    first, second, *columns = cells[0]
+    largest = max(abs(cell[value]) for cell in cells) or 1.0
+    color = altair.Scale(scheme="redblue", domain=[-largest, largest])
+    axis = altair.Axis(labelLimit=MAX_LABEL_WIDTH)
+    tooltip = [
+        altair.Tooltip(f"{name}:Q", format="+.3f") if isinstance(cells[0][name], float) else f"{name}:N"
+        for name in columns
+    ]
+    chart = (
+        altair.Chart(altair.Data(values=cells))
+        .mark_rect()
+        .encode(
+            x=altair.X(f"{x}:N", title=x, sort=None, axis=axis),
+            y=altair.Y(f"{y}:N", title=None, sort=None, axis=axis),
+            color=altair.Color(f"{value}:Q", scale=color, title=None, legend=altair.Legend(format=".3~g")),
+            tooltip=tooltip,
+        )
+        .add_params(_menu(cells, first), _menu(cells, second))
+        .transform_filter(f"datum.{first} == {first} && datum.{second} == {second}")
+    )
+    return make_chart(id, title, chart, 20 * len({cell[y] for cell in cells}), cells)
 
 
 def draw_trials(

@@ -18,6 +18,7 @@ from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.inference import Predictor, short_title, worst_first
 from lightning_tfm.inference.attention_maps import AttentionMap
 from lightning_tfm.inference.loading import load
+from lightning_tfm.runs.inspection import Inspection
 from lightning_tfm.runs.record import Prediction, Run, is_per_category
 from lightning_tfm.system.files import relative
 from lightning_tfm.system.terminal import format_duration
@@ -52,6 +53,7 @@ class RunPage:
         predictions: the predictions that are shown.
         inputs: the texts of the user with their outputs.
         attention: the examples whose attention is shown.
+        inspection: the results of `inspect`; None without any.
     """
 
     name: str
@@ -67,6 +69,7 @@ class RunPage:
     predictions: list[Json] = field(default_factory=list)
     inputs: list[Json] = field(default_factory=list)
     attention: list[Json] = field(default_factory=list)
+    inspection: Inspection | None = None
 
     @property
     def split(self) -> str:
@@ -108,6 +111,7 @@ def collect_run(
     checkpoint = _checkpoint(run)
     curves, non_finite = _curves(run, points)
     page = RunPage(name, run, checkpoint, facts=_facts(run), curves=curves, non_finite=non_finite)
+    page.inspection = run.inspection
     model, data = (run.config.get(key) or {} for key in ("model", "data"))
     page.task = " on ".join(str(each.get("class_path", "unknown")).rpartition(".")[2] for each in (model, data))
     arguments = data.get("init_args") or {}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_tfm.reporting.collect import Json, RunPage
+from lightning_tfm.reporting.inspection import sentences, summary, tables
 from lightning_tfm.reporting.verdict import compare_pages, result
 from lightning_tfm.runs.record import Run
 
@@ -43,6 +44,16 @@ def render(pages: Sequence[RunPage]) -> str:
         facts=[[name, *(page.facts.get(name, "") for page in pages)] for name in metrics_first],
         differences=[[name, *row] for name, row in values.items() if len(set(row)) > 1],
         configs={page.name: (page.run.folder / Run.CONFIG).read_text(encoding="utf-8") for page in pages},
+        inspections=[
+            {
+                "name": page.name,
+                "summary": summary(page.inspection),
+                "sentences": sentences(page.inspection),
+                "tables": tables(page.inspection),
+            }
+            for page in pages
+            if page.inspection
+        ],
         inputs=[
             [page.name, row["input"], f"no output: {row['note']}" if row["note"] else row["output"]]
             for page in pages

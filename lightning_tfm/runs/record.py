@@ -24,6 +24,7 @@ from typing_extensions import TypedDict
 
 from lightning_tfm.config.settings import read_json, read_yaml, settings_of_weights, without_seed
 from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.runs.inspection import Inspection
 from lightning_tfm.runs.lock import INTERVAL, is_locked, lock_file
 from lightning_tfm.system.files import copy_file, write_text
 from lightning_tfm.system.versions import Git, Hardware
@@ -39,6 +40,9 @@ HEADLINES = ("val/bleu", "val/exact_match", "val/accuracy", "val/loss_per_charac
 
 PER_CATEGORY = {"exact_match": True, "nll": False}
 """Metrics that are computed for each category of pairs, and whether higher values are better."""
+
+HEAD_SCORES = "heads/"
+"""Prefix of the metrics of `HeadScores`, which are named heads/LAYER/head_N/SCORE."""
 
 CHECKPOINT_NAME = re.compile(r"best\.ckpt|last\.ckpt|step_(0|[1-9][0-9]*)\.ckpt")
 """File names of the checkpoints that `fit` saves; their folder may contain other files."""
@@ -194,6 +198,8 @@ class Run:
     BEST: ClassVar = "best.ckpt"
     LAST: ClassVar = "last.ckpt"
     STEP: ClassVar = "step_{}.ckpt"
+    INSPECTION: ClassVar = "inspect.json"
+    TABLES: ClassVar = "tables.tex"
     LOCK: ClassVar = ".lock"
 
     @classmethod
@@ -364,6 +370,25 @@ class Run:
     def write_examples(self, examples: Sequence[dict[str, Any]]) -> None:
         """Write the examples whose attention was plotted after the test."""
         write_text(self.attention_folder / self.EXAMPLES, json.dumps(examples, ensure_ascii=False))
+
+    @property
+    def inspection_folder(self) -> Path:
+        """Return the folder of the results of `inspect`."""
+        return self.folder / "inspect"
+
+    @property
+    def inspection(self) -> Inspection | None:
+        """Return the results of `inspect`; None if there are none.
+
+        Raises:
+            UserError: if the file is damaged.
+        """
+        path = self.inspection_folder / self.INSPECTION
+        return read_json(path, Inspection) if path.is_file() else None
+
+    def write_inspection(self, inspection: Inspection) -> None:
+        """Write the results of `inspect`."""
+        write_text(self.inspection_folder / self.INSPECTION, json.dumps(inspection, ensure_ascii=False))
 
     # Metrics
 

@@ -471,6 +471,19 @@ def test_chart_marks_are_distinct(number):
             assert len(styles) == len(shown) == number
 
 
+def test_scores_of_heads_over_the_training():
+    """They have a chart of their own, with one line for each head."""
+    curves = {f"heads/layers.{n}.self_attention/head_{n}/induction": [(1, 0.1), (2, 0.1 + n)] for n in range(2)}
+    run = page("a", curves=curves | {"val/loss": [(1, 2.0), (2, 1.0)]})
+    charts = {chart["id"]: chart for chart in draw_charts([run])}
+    assert charts.keys() == {"curves", "head-scores"}
+    assert [row[0] for row in charts["curves"]["rows"]] == ["val/loss"]
+    assert [row[2:] for row in charts["head-scores"]["rows"]] == [
+        ["layers.0.self_attention", "0", "0.1"],
+        ["layers.1.self_attention", "1", "1.1"],
+    ]
+
+
 def lengths_of(*runs):
     """Return the chart of lengths, and the ticks of its x axis."""
     (chart,) = (chart for chart in draw_charts(runs) if chart["id"] == "lengths")

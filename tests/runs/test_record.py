@@ -59,7 +59,7 @@ def test_the_documentation_names_every_file(reference):
 
 NAMES = (
     r"config\.yaml|summary\.json|provenance\.json|metrics\.csv|predictions\.jsonl|examples\.json|(best|last)\.ckpt|"
-    r"step_\{.*|\.lock|uncommitted_\S*|(example_)?\{\S*\.png"
+    r"inspect\.json|tables\.tex|step_\{.*|\.lock|uncommitted_\S*|(example_)?\{\S*\.png"
 )
 
 
@@ -82,6 +82,7 @@ def test_a_new_folder_holds_nothing(tmp_path):
     assert (run.starts, run.predictions, run.examples, run.metrics(), run.checkpoints()) == ([], [], [], [], [])
     assert (run.best(), run.checkpoint(Run.BEST, Run.LAST), run.state) == (None, None, "interrupted")
     assert run.is_empty
+    assert run.inspection is None
     with pytest.raises(UserError, match="must have finished"):
         run.summary  # noqa: B018
 

@@ -1,0 +1,154 @@
+"""`lightning-tfm inspect`: find out what each head of a trained network does, and what breaks without it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.data import TaskDataModule
+from lightning_tfm.errors import UserError
+from lightning_tfm.fit.cli import SettingsCLI, run
+from lightning_tfm.inference import Predictor
+from lightning_tfm.inference.attention_maps import visible
+from lightning_tfm.inference.loading import load
+from lightning_tfm.insight import Sample, inspect_network, inspect_text
+from lightning_tfm.insight.inspection import number_of_steps
+from lightning_tfm.reporting.inspection import sentences, summary, tables
+from lightning_tfm.runs.inspection import Inspection, OutcomeRecord
+from lightning_tfm.runs.record import Run
+from lightning_tfm.system.files import atomic_write, relative, write_text
+from lightning_tfm.system.progress import progress_bar
+from lightning_tfm.system.tables import latex
+from lightning_tfm.system.terminal import LiteralConsole, print_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EXAMPLES = 200
+"""Default number of test examples."""
+
+SEED = 0
+"""Seed with which the examples are drawn."""
+
+PICTURES = (".png", ".pdf")
+"""Suffixes of the pictures."""
+
+
+def inspect(arguments: list[str]) -> int:
+    """Print tables, and write inspect.json and pictures."""
+    options, settings = make_parser().parse_known_args(arguments)
+    if options.against is not None and not options.input:
+        raise UserError("--against needs a text to compare with; add --input TEXT")
+    if options.examples < 2:
+        raise UserError(f"--examples must be at least 2, but is {options.examples}; try {EXAMPLES}")
+    predictor = load(options.checkpoint, options.trust_package)
+    texts = [inspect_text(predictor, text, options.against) for text in options.input]
+    trusted = ["--trust-package", ",".join(options.trust_package)] if options.trust_package else []
+    name, sample = draw_sample(predictor, options.checkpoint, options.examples, [*settings, *trusted])
+    with progress_bar("inspecting", total=number_of_steps(predictor.network)) as bar:
+        network = inspect_network(predictor.network, sample, bar.update)
+    result: Inspection = {"checkpoint": options.checkpoint, "data": name, **network, "texts": texts}
+    written = Run(options.output or Path(options.checkpoint).resolve().parents[1])
+    written.write_inspection(result)
+    write_text(written.inspection_folder / Run.TABLES, latex(tables(result), [summary(result), *sentences(result)]))
+    show(result)
+    draw(result, written.inspection_folder)
+    print(f"{Run.INSPECTION}, {Run.TABLES} and pictures are saved in {relative(written.inspection_folder)}")
+    return 0
+
+
+def make_parser() -> CommandParser:
+    """Return the parser of the command."""
+    parser = CommandParser(
+        "lightning-tfm inspect",
+        description="Find out what each head of a trained network does, and what breaks without it, on a sample of the "
+        "test data of the checkpoint, and which layers and symbols decide the output for a text. Further options are "
+        "those of test, such as --data.path for other data.",
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file that fit has written")
+    parser.add_argument(
+        "--input", action="append", default=[], metavar="TEXT", help="inspect the output for a text, too"
+    )
+    parser.add_argument("--against", metavar="TEXT", help="patch the states of a text with as many tokens into each")
+    parser.add_argument(
+        "--examples", type=int, default=EXAMPLES, metavar="N", help=f"number of test examples (default: {EXAMPLES})"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FOLDER", help="write to its folder inspect (default: the folder of the run)"
+    )
+    parser.add_trust_package()
+    return parser
+
+
+def draw_sample(predictor: Predictor, checkpoint: str, number: int, settings: Sequence[str]) -> tuple[str, Sample]:
+    """Draw examples of the test data of a checkpoint, and return the name of the test set with them."""
+    cli = run(["test", checkpoint, *settings], SettingsCLI)
+    data = cast(TaskDataModule, cli.datamodule)
+    data.prepare_data()
+    data.setup("test")
+    name = data.test_sets[0]
+    dataset = data.datasets[name]
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(SEED))
+    rows = order[:number].sort().values
+    return name, Sample.from_dataset(dataset, rows, predictor.network, getattr(data, "target_parts", None))
+
+
+def show(result: Inspection) -> None:
+    """Print the tables of an inspection."""
+    console = LiteralConsole()
+    console.print(summary(result))
+    for title, header, rows in tables(result):
+        print_table(header, rows, console, title)
+    for sentence in sentences(result):
+        console.print(sentence)
+
+
+def draw(result: Inspection, folder: Path) -> None:
+    """Save the pictures of an inspection as PNG and PDF files, in place of those of an earlier one."""
+    from lightning_tfm.plots.pictures import missing_glyphs_named  # slow to import
+
+    for path in folder.iterdir():
+        if path.suffix in PICTURES:
+            path.unlink()
+    with missing_glyphs_named():
+        for name, figure in _figures(result):
+            for suffix in PICTURES:
+                with atomic_write(folder / f"{name}{suffix}") as file:
+                    figure.savefig(file, format=suffix[1:], dpi=150)
+
+
+def _figures(result: Inspection) -> Iterator[tuple[str, Figure]]:
+    """Yield the pictures of an inspection with their names."""
+    from lightning_tfm.plots.heatmaps import draw_heatmap  # slow to import
+
+    heads = result["heads"]
+    if scores := list(dict.fromkeys(name for head in heads for name in head["scores"] if name != "entropy")):
+        values = [[head["scores"].get(name, math.nan) for name in scores] for head in heads]
+        names = [head["name"] for head in heads]
+        yield "head_scores", draw_heatmap(values, names, scores, "Scores of the heads", "score")
+    parts: dict[str, OutcomeRecord] = {"all parts": result["full"]}
+    parts |= {part["name"]: part["without"]["mean"] for part in [*heads, *result["components"]]}
+    title, label = "Errors without each part, replaced by its mean", "error rate"
+    for by in ("position", "part", "category"):
+        groups = [*result["full"]["errors"][by]]
+        if groups and len(parts) > 1:
+            values = [[part["errors"][by][name] for name in groups] for part in parts.values()]
+            yield f"errors_by_{by}", draw_heatmap(values, [*parts], groups, title, label, f"{by} of the target")
+    for number, text in enumerate(result["texts"], start=1):
+        outputs, inputs = ([*map(visible, text[side])] for side in ("target_symbols", "input_symbols"))
+        title = f"{text['input']} \N{RIGHTWARDS ARROW} {text['output']}"
+        for name, values in (("integrated_gradients", text["integrated_gradients"]), ("occlusion", text["occlusion"])):
+            label = f"{name.replace('_', ' ')} (nats)"
+            yield f"text_{number}_{name}", draw_heatmap(values, outputs, inputs, title, label, "input", "output")
+        if "patching" in text:
+            rows = {layer: effect for layer, effect in text["patching"].items() if len(effect) == len(inputs)}
+            title = f"{text['against']} patched into {text['input']}"
+            yield (
+                f"text_{number}_patching",
+                draw_heatmap([*rows.values()], [*rows], inputs, title, "share restored", "position"),
+            )
