@@ -3,6 +3,7 @@
 from lightning_tfm.callbacks.attention_logger import AttentionLogger
 from lightning_tfm.callbacks.checkpoints import Checkpoints
 from lightning_tfm.callbacks.compile import Compile
+from lightning_tfm.callbacks.head_scores import HeadScores
 from lightning_tfm.callbacks.heartbeat import Heartbeat
 from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.callbacks.provenance import Provenance
@@ -15,6 +16,7 @@ __all__ = [
     "AttentionLogger",
     "Checkpoints",
     "Compile",
+    "HeadScores",
     "Heartbeat",
     "Predictions",
     "ProgressBar",
