@@ -12,17 +12,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformer_lens import HookedTransformer, HookedTransformerConfig, head_detector  # type: ignore[import-not-found]
-from transformer_lens.pretrained.weight_conversions import (  # type: ignore[import-not-found]
-    convert_gpt2_weights,
-)
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from lightning_tfm.insight import Sample, head_scores, interventions
-from lightning_tfm.insight.ablation import Part
+from lightning_tfm.insight import Part, Sample, head_scores, interventions
 from lightning_tfm.insight.attribution import direct_logit_attribution, patching
 from lightning_tfm.insight.scores import PATTERNS
 from lightning_tfm.layers import attention_maps
@@ -34,8 +30,13 @@ LIMIT = 1e-4
 LAYERS, HEADS, WIDTH, LENGTH, VOCAB_SIZE = 3, 4, 64, 12, 50
 
 
-def models() -> tuple[GPT2LMHeadModel, HookedTransformer]:
+def models() -> tuple[GPT2LMHeadModel, Any]:
     """Return a GPT-2 with random weights, also of biases and norms, in both libraries."""
+    from transformer_lens import HookedTransformer, HookedTransformerConfig  # type: ignore[import-not-found]
+    from transformer_lens.pretrained.weight_conversions import (  # type: ignore[import-not-found]
+        convert_gpt2_weights,
+    )
+
     settings = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": WIDTH, "n_positions": 32, "vocab_size": VOCAB_SIZE}
     gpt2 = GPT2LMHeadModel(GPT2Config(**settings)).eval()
     with torch.no_grad():
@@ -65,6 +66,8 @@ def models() -> tuple[GPT2LMHeadModel, HookedTransformer]:
 @torch.no_grad()
 def differences() -> Iterator[tuple[str, float]]:
     """Yield each measurement with the largest difference."""
+    from transformer_lens import head_detector
+
     torch.manual_seed(0)
     gpt2, hooked = models()
     network = from_huggingface(gpt2).eval()
@@ -93,7 +96,7 @@ def differences() -> Iterator[tuple[str, float]]:
                     exclude_current_token=False,
                     error_measure="mul",
                 )
-                errors.append(abs(score - share * scores[_layer(n), head][name]))
+                errors.append(abs(score - share * scores[Part(_layer(n), head)][name]))
         yield f"score {name}", max(errors)
 
     residual, labels = cache.get_full_resid_decomposition(expand_neurons=False, apply_ln=True, return_labels=True)

@@ -1,9 +1,10 @@
-"""`lightning-tfm inspect`: find out what each head of a trained network does, and what breaks without it."""
+"""`lightning-tfm inspect`: show what each head does, and what breaks without it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -13,12 +14,12 @@ from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.data import TaskDataModule
 from lightning_tfm.errors import UserError
 from lightning_tfm.fit.cli import SettingsCLI, run
-from lightning_tfm.inference import Predictor
 from lightning_tfm.inference.attention_maps import visible
 from lightning_tfm.inference.loading import load
 from lightning_tfm.insight import Sample, inspect_network, inspect_text
 from lightning_tfm.insight.inspection import number_of_steps
-from lightning_tfm.reporting.inspection import sentences, summary, tables
+from lightning_tfm.networks import Network
+from lightning_tfm.reporting.inspection import further_tables, sentences, summary, tables
 from lightning_tfm.runs.inspection import Inspection, OutcomeRecord
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import atomic_write, relative, write_text
@@ -40,22 +41,35 @@ PICTURES = (".png", ".pdf")
 
 
 def inspect(arguments: list[str]) -> int:
-    """Print tables, and write inspect.json and pictures."""
+    """Print tables, and write inspect.json, tables.tex and pictures."""
     options, settings = make_parser().parse_known_args(arguments)
     if options.against is not None and not options.input:
         raise UserError("--against needs a text to compare with; add --input TEXT")
     if options.examples < 2:
         raise UserError(f"--examples must be at least 2, but is {options.examples}; try {EXAMPLES}")
+    written = Run(options.output or Path(options.checkpoint).resolve().parent.parent)
+    if not options.output and not written.exists:
+        raise UserError(f"{options.checkpoint!r} is not in the folder of a run; add --output FOLDER")
     predictor = load(options.checkpoint, options.trust_package)
-    texts = [inspect_text(predictor, text, options.against) for text in options.input]
-    trusted = ["--trust-package", ",".join(options.trust_package)] if options.trust_package else []
-    name, sample = draw_sample(predictor, options.checkpoint, options.examples, [*settings, *trusted])
-    with progress_bar("inspecting", total=number_of_steps(predictor.network)) as bar:
-        network = inspect_network(predictor.network, sample, bar.update)
-    result: Inspection = {"checkpoint": options.checkpoint, "data": name, **network, "texts": texts}
-    written = Run(options.output or Path(options.checkpoint).resolve().parents[1])
+    network = predictor.network
+    with progress_bar("inspecting", total=len(options.input) + number_of_steps(network)) as bar:
+        texts = []
+        for text in options.input:
+            texts.append(inspect_text(predictor, text, options.against))
+            bar.update()
+        trusted = ["--trust-package", ",".join(options.trust_package)] if options.trust_package else []
+        name, sample = draw_sample(network, options.checkpoint, options.examples, [*settings, *trusted])
+        record = inspect_network(network, sample, bar.update)
+    result: Inspection = {
+        "checkpoint": options.checkpoint,
+        "data": name,
+        "seed": SEED,
+        **record,
+        "texts": texts,
+    }
     written.write_inspection(result)
-    write_text(written.inspection_folder / Run.TABLES, latex(tables(result), [summary(result), *sentences(result)]))
+    in_latex = latex([*tables(result), *further_tables(result)], [summary(result), *sentences(result)])
+    write_text(written.inspection_folder / Run.TABLES, in_latex)
     show(result)
     draw(result, written.inspection_folder)
     print(f"{Run.INSPECTION}, {Run.TABLES} and pictures are saved in {relative(written.inspection_folder)}")
@@ -66,15 +80,19 @@ def make_parser() -> CommandParser:
     """Return the parser of the command."""
     parser = CommandParser(
         "lightning-tfm inspect",
-        description="Find out what each head of a trained network does, and what breaks without it, on a sample of the "
-        "test data of the checkpoint, and which layers and symbols decide the output for a text. Further options are "
-        "those of test, such as --data.path for other data.",
+        description="Show what each head of a trained network does and what breaks without it, on a sample of the test "
+        "data of the checkpoint, and which layers and symbols decide the output for a text. Further options are those "
+        "of test, such as --data.path for other data.",
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file that fit has written")
     parser.add_argument(
         "--input", action="append", default=[], metavar="TEXT", help="inspect the output for a text, too"
     )
-    parser.add_argument("--against", metavar="TEXT", help="patch the states of a text with as many tokens into each")
+    parser.add_argument(
+        "--against",
+        metavar="TEXT",
+        help="patch the activations for TEXT, which must have the same number of tokens, into each --input",
+    )
     parser.add_argument(
         "--examples", type=int, default=EXAMPLES, metavar="N", help=f"number of test examples (default: {EXAMPLES})"
     )
@@ -85,7 +103,7 @@ def make_parser() -> CommandParser:
     return parser
 
 
-def draw_sample(predictor: Predictor, checkpoint: str, number: int, settings: Sequence[str]) -> tuple[str, Sample]:
+def draw_sample(network: Network, checkpoint: str, number: int, settings: Sequence[str]) -> tuple[str, Sample]:
     """Draw examples of the test data of a checkpoint, and return the name of the test set with them."""
     cli = run(["test", checkpoint, *settings], SettingsCLI)
     data = cast(TaskDataModule, cli.datamodule)
@@ -93,19 +111,21 @@ def draw_sample(predictor: Predictor, checkpoint: str, number: int, settings: Se
     data.setup("test")
     name = data.test_sets[0]
     dataset = data.datasets[name]
+    if len(dataset) < 2:
+        raise UserError(f"the {name} set must have at least 2 examples, but has {len(dataset)}; use other data")
     order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(SEED))
     rows = order[:number].sort().values
-    return name, Sample.from_dataset(dataset, rows, predictor.network, getattr(data, "target_parts", None))
+    return name, Sample.from_dataset(dataset, rows, network, getattr(data, "target_parts", None))
 
 
 def show(result: Inspection) -> None:
     """Print the tables of an inspection."""
     console = LiteralConsole()
-    console.print(summary(result))
+    console.print(summary(result), soft_wrap=not console.is_terminal)
     for title, header, rows in tables(result):
         print_table(header, rows, console, title)
     for sentence in sentences(result):
-        console.print(sentence)
+        console.print(sentence, soft_wrap=not console.is_terminal)
 
 
 def draw(result: Inspection, folder: Path) -> None:
@@ -132,23 +152,32 @@ def _figures(result: Inspection) -> Iterator[tuple[str, Figure]]:
         names = [head["name"] for head in heads]
         yield "head_scores", draw_heatmap(values, names, scores, "Scores of the heads", "score")
     parts: dict[str, OutcomeRecord] = {"all parts": result["full"]}
-    parts |= {part["name"]: part["without"]["mean"] for part in [*heads, *result["components"]]}
+    ablated = [part for part in [*heads, *result["components"]] if part["without"]]
+    parts |= {part["name"]: part["without"]["mean"] for part in ablated}
     title, label = "Errors without each part, replaced by its mean", "error rate"
     for by in ("position", "part", "category"):
         groups = [*result["full"]["errors"][by]]
-        if groups and len(parts) > 1:
+        if groups and ablated:
             values = [[part["errors"][by][name] for name in groups] for part in parts.values()]
             yield f"errors_by_{by}", draw_heatmap(values, [*parts], groups, title, label, f"{by} of the target")
     for number, text in enumerate(result["texts"], start=1):
         outputs, inputs = ([*map(visible, text[side])] for side in ("target_symbols", "input_symbols"))
         title = f"{text['input']} \N{RIGHTWARDS ARROW} {text['output']}"
+        labels = [*compress(outputs, text["is_target"])]
         for name, values in (("integrated_gradients", text["integrated_gradients"]), ("occlusion", text["occlusion"])):
+            counted = [*compress(values, text["is_target"])]
             label = f"{name.replace('_', ' ')} (nats)"
-            yield f"text_{number}_{name}", draw_heatmap(values, outputs, inputs, title, label, "input", "output")
-        if "patching" in text:
-            rows = {layer: effect for layer, effect in text["patching"].items() if len(effect) == len(inputs)}
-            title = f"{text['against']} patched into {text['input']}"
-            yield (
-                f"text_{number}_patching",
-                draw_heatmap([*rows.values()], [*rows], inputs, title, "share restored", "position"),
-            )
+            yield f"text_{number}_{name}", draw_heatmap(counted, labels, inputs, title, label, "input", "output")
+        patched = text.get("patching", {})
+        title = f"{text.get('against')} patched into {text['input']}"
+        for side, symbols in (("input", text["input_symbols"]), ("decoder", text["decoder_symbols"])):
+            is_side = side == "decoder" if text["decoder_symbols"] else False
+            rows = {
+                layer: effects
+                for layer, effects in patched.items()
+                if layer.startswith("decoder") == is_side and len(effects) == len(symbols)
+            }
+            if rows:
+                columns = [*map(visible, symbols)]
+                figure = draw_heatmap([*rows.values()], [*rows], columns, title, "restored share", f"{side} position")
+                yield f"text_{number}_patching_{side}", figure

@@ -5,10 +5,10 @@ from lightning_tfm.inference.language_model import LanguageModelPredictor
 from lightning_tfm.inference.masked_language_model import MASK, MaskedLanguageModelPredictor
 from lightning_tfm.inference.prediction import (
     AttentionExample,
-    ForcedOutput,
     LinePrediction,
     Output,
     Score,
+    TeacherForced,
     make_prediction,
     short_title,
     worst_first,
@@ -22,7 +22,6 @@ __all__ = [
     "MASK",
     "AttentionExample",
     "ClassifierPredictor",
-    "ForcedOutput",
     "LanguageModelPredictor",
     "LinePrediction",
     "MaskedLanguageModelPredictor",
@@ -31,6 +30,7 @@ __all__ = [
     "Predictor",
     "Score",
     "Seq2SeqPredictor",
+    "TeacherForced",
     "clean_line",
     "make_prediction",
     "short_title",

@@ -9,7 +9,7 @@ import torch
 
 from lightning_tfm.inference.attention_maps import AttentionMap, text_attention
 from lightning_tfm.inference.decoding import DecodingOptions
-from lightning_tfm.inference.prediction import ForcedOutput, Output
+from lightning_tfm.inference.prediction import Output, TeacherForced
 from lightning_tfm.inference.predictor import Predictor, clean_line, strip_fields
 from lightning_tfm.networks import EncoderClassifier
 from lightning_tfm.tokenization import Ids, Tokenizer, pad_sequences
@@ -46,13 +46,13 @@ class ClassifierPredictor(Predictor):
         best = zip(labels.tolist(), probabilities.tolist(), strict=True)
         return [[Output(self.labels[label], round(probability, 4))] for label, probability in best]
 
-    def forced(self, line: str) -> ForcedOutput:
+    def teacher_forced(self, line: str) -> TeacherForced:
         ids, _ = self.encode_line(clean_line(line))
         output = self.output_text(line)
         label = torch.tensor([[self.labels.index(output)]], device=self.device)
         symbols = self.tokenizer.split(clean_line(line))[-len(ids) :]
         text = pad_sequences([ids])[0].to(self.device)
-        return ForcedOutput(output, (text,), label, torch.ones_like(label, dtype=torch.bool), symbols, [output])
+        return TeacherForced(output, (text,), label, torch.ones_like(label, dtype=torch.bool), symbols, [output])
 
     def output_symbol(self, id: int) -> str:
         return self.labels[id]

@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference.attention_maps import MAX_POSITIONS, VISIBLE, AttentionMap, text_attention
 from lightning_tfm.inference.decoding import DecodingOptions, continue_text
-from lightning_tfm.inference.prediction import ForcedOutput, Output, Score
+from lightning_tfm.inference.prediction import Output, Score, TeacherForced
 from lightning_tfm.inference.predictor import Predictor, clean_line
 from lightning_tfm.layers.losses import sequence_nll
 from lightning_tfm.networks import CausalNetwork
@@ -78,13 +78,13 @@ class LanguageModelPredictor(Predictor):
     def example(self, line: str, output: str) -> dict[str, Any]:
         return super().example(line, output) | {"ids": self.tokenizer.encode(output)}
 
-    def forced(self, line: str) -> ForcedOutput:
+    def teacher_forced(self, line: str) -> TeacherForced:
         """Return a text, each of whose tokens is predicted from those before."""
         ids = self.encode_pair(clean_line(line))[1][: self.network.max_length + 1]
         text = torch.tensor([ids], device=self.device)
-        symbols = [self.tokenizer.decode([number]).translate(VISIBLE) for number in text[0].tolist()]
+        symbols = [self.tokenizer.decode([id]) for id in text[0].tolist()]
         targets = text[:, 1:]
-        return ForcedOutput(line, (text[:, :0], text[:, :-1]), targets, targets != PAD, symbols[:-1], symbols[1:])
+        return TeacherForced(line, (text[:, :0], text[:, :-1]), targets, targets != PAD, symbols[:-1], symbols[1:])
 
     def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
         ids = content["ids"][:MAX_POSITIONS]  # earlier tokens do not attend to later ones

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference.attention_maps import MAX_POSITIONS, VISIBLE, AttentionMap, text_attention
 from lightning_tfm.inference.decoding import DecodingOptions
-from lightning_tfm.inference.prediction import ForcedOutput, Output
+from lightning_tfm.inference.prediction import Output, TeacherForced
 from lightning_tfm.inference.predictor import Predictor, clean_line
 from lightning_tfm.networks import MaskedEncoder
 from lightning_tfm.tokenization import BOS, NUM_SPECIAL, Ids
@@ -54,34 +55,33 @@ class MaskedLanguageModelPredictor(Predictor):
         self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator
     ) -> list[list[Output]]:
         """Return each text with the most probable tokens at its masks."""
-        outputs = []
+        filled = [self._filled(torch.tensor([ids], device=self.device))[0] for ids in sources]
+        return [[Output(self.tokenizer.decode(ids.tolist()))] for ids in filled]
+
+    def _filled(self, text: Tensor) -> Tensor:
+        """Return a text (1, T) with the most probable tokens at its masks."""
         without_space = torch.ones(self.tokenizer.vocab_size, dtype=torch.bool, device=self.device)
         without_space[[*self.tokenizer.spaced_ids]] = False
-        for ids in sources:
-            text = torch.tensor([ids], device=self.device)
-            logits = self.network(text.masked_fill(text == SPACED_MASK, MASK))
-            logits[..., :NUM_SPECIAL] = -torch.inf
-            logits[(text == SPACED_MASK).unsqueeze(-1) & without_space] = -torch.inf
-            filled = torch.where(text < NUM_SPECIAL, logits.argmax(-1), text)
-            outputs.append([Output(self.tokenizer.decode(filled[0].tolist()))])
-        return outputs
+        logits = self.network(text.masked_fill(text == SPACED_MASK, MASK))
+        logits[..., :NUM_SPECIAL] = -torch.inf
+        logits[(text == SPACED_MASK).unsqueeze(-1) & without_space] = -torch.inf
+        return torch.where(text < NUM_SPECIAL, logits.argmax(-1), text)
 
     def example(self, line: str, output: str) -> dict[str, Any]:
         return super().example(line, output) | {"ids": self.tokenizer.encode(output)}
 
-    def forced(self, line: str) -> ForcedOutput:
+    def teacher_forced(self, line: str) -> TeacherForced:
         """Return a text with masked tokens, which are predicted."""
         ids, _ = self.encode_line(clean_line(line))
         text = torch.tensor([ids], device=self.device)
-        is_masked = text < NUM_SPECIAL
-        text = text.masked_fill(text == SPACED_MASK, MASK)
         with torch.no_grad():
-            logits = self.network(text)
-        logits[..., :NUM_SPECIAL] = -torch.inf
-        targets = torch.where(is_masked, logits.argmax(-1), text)
-        filled = [self.tokenizer.decode([number]).translate(VISIBLE) for number in targets[0].tolist()]
-        symbols = [MASK_SYMBOL if id == MASK else symbol for id, symbol in zip(text[0].tolist(), filled, strict=True)]
-        return ForcedOutput(self.output_text(line), (text,), targets, is_masked, symbols, filled)
+            targets = self._filled(text)
+        is_masked = text < NUM_SPECIAL
+        symbols = [self.tokenizer.decode([id]) for id in targets[0].tolist()]
+        read = [MASK_SYMBOL if masked else symbol for masked, symbol in zip(is_masked[0], symbols, strict=True)]
+        inputs = (text.masked_fill(is_masked, MASK),)
+        output = self.tokenizer.decode(targets[0].tolist())
+        return TeacherForced(output, inputs, targets, is_masked, read, symbols)
 
     def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
         ids = content["ids"][:MAX_POSITIONS]

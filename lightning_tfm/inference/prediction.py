@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_tfm.runs.record import Prediction
@@ -75,17 +75,18 @@ class Score(NamedTuple):
             return math.inf
 
 
-class ForcedOutput(NamedTuple):
-    """Line of input with its output, as arguments of the network's `forward` and what it should predict.
+class TeacherForced(NamedTuple):
+    """Line of input with the output of the model, for teacher forcing.
 
     Attributes:
         output: the text of the output.
         inputs: the arguments, (1, ...) each.
-        targets: the ids (1, T) that are predicted, or the class (1, 1).
+        targets: the ids (1, T), or the class (1, 1), that `forward` predicts.
         is_target: the mask (1, T), False where nothing is predicted.
         input_symbols: the symbol of each token that is embedded (S): of the source, of the text, or of source and
             target in one sequence.
         target_symbols: the symbol of each target (T).
+        decoder_symbols: the symbol of each input of a decoder that attends to an encoder (T); empty without one.
     """
 
     output: str
@@ -94,6 +95,7 @@ class ForcedOutput(NamedTuple):
     is_target: Tensor
     input_symbols: list[str]
     target_symbols: list[str]
+    decoder_symbols: Sequence[str] = ()
 
 
 class AttentionExample(NamedTuple):

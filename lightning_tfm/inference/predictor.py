@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference.attention_maps import AttentionMap, links
 from lightning_tfm.inference.decoding import DecodingOptions
-from lightning_tfm.inference.prediction import ForcedOutput, LinePrediction, Output, Score
+from lightning_tfm.inference.prediction import LinePrediction, Output, Score, TeacherForced
 from lightning_tfm.networks import Network
 from lightning_tfm.networks.network import TextNetwork
 from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer, normalize_text
@@ -147,8 +147,8 @@ class Predictor(nn.Module, ABC):
         """
         raise UserError(f"the task of the model must align lines, but {self.task_name()} does not")
 
-    def forced(self, line: str) -> ForcedOutput:
-        """Return a line with the output of the model, which `forward` predicts if it is given the output.
+    def teacher_forced(self, line: str) -> TeacherForced:
+        """Return a line and the output of the model, for teacher forcing.
 
         Raises:
             UserError: if the line has no output.

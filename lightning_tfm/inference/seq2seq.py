@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference.attention_maps import AttentionMap, attention_weights
 from lightning_tfm.inference.decoding import DecodingOptions, beam_search, decode
-from lightning_tfm.inference.prediction import ForcedOutput, Output, Score
+from lightning_tfm.inference.prediction import Output, Score, TeacherForced
 from lightning_tfm.inference.predictor import Predictor, clean_line, strip_fields
 from lightning_tfm.layers import attention_maps
 from lightning_tfm.layers.losses import sequence_nll
@@ -113,15 +113,16 @@ class Seq2SeqPredictor(Predictor):
         weights = weights.mean(0, keepdim=True)[:, rows, : len(sources)]
         return AttentionMap(layer, weights.float().cpu(), targets, sources, [], predicts="output")
 
-    def forced(self, line: str) -> ForcedOutput:
+    def teacher_forced(self, line: str) -> TeacherForced:
         source, output = clean_line(line), self.output_text(line)
         inputs = self._inputs(source, output)
         T = inputs[1].size(1)
         targets = torch.tensor([[*self.tokenizer.encode_target(output), EOS][:T]], device=self.device)
         symbols, target_symbols = [*self.tokenizer.split(source), "EOS"], [*self.tokenizer.split_target(output), "EOS"]
-        if isinstance(self.network, CausalNetwork):
-            symbols += ["BOS", *target_symbols][:T]
-        return ForcedOutput(output, inputs, targets, targets != PAD, symbols, target_symbols[:T])
+        decoder_symbols = ["BOS", *target_symbols][:T]
+        if isinstance(self.network, CausalNetwork):  # which embeds source and target in one sequence
+            symbols, decoder_symbols = symbols + decoder_symbols, []
+        return TeacherForced(output, inputs, targets, targets != PAD, symbols, target_symbols[:T], decoder_symbols)
 
     def _inputs(self, source: str, target: str) -> tuple[Tensor, Tensor]:
         """Return source (1, S) and target_in (1, T) of a pair, with T truncated to max_target_length."""

@@ -1,12 +1,13 @@
-"""Ablations: what a network can no longer do without some of its components.
+"""Ablations: the effects of removing components of a network.
 
 Shapes: batch B, tokens T, width D, groups of targets K.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
+from statistics import NormalDist
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -24,6 +25,9 @@ the same position (Chan et al. 2022)."""
 
 METHODS: tuple[Method, ...] = ("zero", "mean", "resample")
 
+SHARE = 0.99
+"""Share of the exact match that the smallest set of heads keeps."""
+
 COVERAGE = 0.95
 """Coverage of an interval."""
 
@@ -31,10 +35,10 @@ RESAMPLES = 4_999
 """Number of bootstrap samples of an interval."""
 
 MATERIAL = 0.01
-"""Least increase that counts, of the loss of an example in nats or of an error rate."""
+"""Least increase that counts, of the loss in nats per target or of an error rate."""
 
 MAX_PAIRS = 1_000
-"""Maximum number of pairs of heads; those of networks with more heads are not measured."""
+"""Maximum number of pairs of heads; pairs are not ablated if there are more."""
 
 
 class Effect(NamedTuple):
@@ -51,11 +55,11 @@ class Effect(NamedTuple):
 
 
 class Ablation(NamedTuple):
-    """What changes without a part of the network.
+    """Effects of the ablation of a part of a network.
 
     Attributes:
         outcome: the outcome without the part.
-        loss: the increase of the loss of an example, in nats.
+        loss: the increase of the loss, in nats per target.
         exact: the decrease of the exact match.
         errors: the increase of the error rate in each group of targets, see `Sample.groups`.
     """
@@ -158,17 +162,26 @@ class Ablator:
         more_wrong = self.full.is_right.float() - result.is_right.float()  # (B, T)
         return Ablation(
             result,
-            self.effect(result.loss - self.full.loss),
-            self.effect(self.full.exact.double() - result.exact.double()),
+            self.loss_increase(result),
+            self.effect(self.full.exact.float() - result.exact.float()),
             {by: self._effects_by_group(more_wrong, masks) for by, masks in self.sample.groups.items()},
         )
 
-    def effect(self, values: Tensor, tests: int = 1) -> Effect:
+    def effect(self, values: Tensor, numbers: Tensor | None = None, tests: int = 1) -> Effect:
         """Return the mean of values (B) of the examples, with a bootstrap interval over examples.
 
-        The interval of one of several tests is wider, so that with the probability COVERAGE all intervals hold.
+        Args:
+            values: the values or, with `numbers`, sums of values.
+            numbers: the number of values (B) in each sum.
+            tests: the number of intervals that hold simultaneously with the probability COVERAGE. The limits of more
+                than one are those of a normal distribution, since the bootstrap does not resolve such quantiles.
         """
-        return self._effects(values.unsqueeze(1), torch.ones(len(values), 1), tests)[0]
+        numbers = torch.ones_like(values) if numbers is None else numbers
+        return self._effects(values.unsqueeze(1), numbers.unsqueeze(1), tests)[0]
+
+    def loss_increase(self, result: Outcome, tests: int = 1) -> Effect:
+        """Return the increase of the loss, in nats per target, see `effect`."""
+        return self.effect((result.nll - self.full.nll).sum(1), self.sample.is_target.sum(1), tests)
 
     def _effects_by_group(self, values: Tensor, masks: Mapping[str, Tensor]) -> dict[str, Effect]:
         """Return the means of values (B, T) over the targets of each mask (B, T), by name."""
@@ -179,40 +192,52 @@ class Ablator:
 
     def _effects(self, sums: Tensor, numbers: Tensor, tests: int = 1) -> list[Effect]:
         """Return the means, over all targets, of values of which each example has some, by their sums (B, K)."""
-        sums, numbers = sums.double().cpu(), numbers.double().cpu()
+        sums, numbers = sums.cpu().double(), numbers.cpu().double()
         tail = (1 - COVERAGE) / 2 / tests
-        means = (self.draws @ sums) / (self.draws @ numbers)  # (RESAMPLES, K); NaN without any target
-        low, high = means.nanquantile(torch.tensor([tail, 1 - tail], dtype=torch.double), dim=0).tolist()
         mean = sums.sum(0) / numbers.sum(0)
-        return [Effect(*each) for each in zip(mean.tolist(), low, high, strict=True)]
+        means = (self.draws @ sums) / (self.draws @ numbers)  # (RESAMPLES, K); NaN without any target
+        if tests == 1:
+            low, high = means.nanquantile(torch.tensor([tail, 1 - tail], dtype=torch.double), dim=0)
+        else:
+            spread = means.std(0) * NormalDist().inv_cdf(1 - tail)
+            low, high = mean - spread, mean + spread
+        return [Effect(*each) for each in zip(mean.tolist(), low.tolist(), high.tolist(), strict=True)]
 
     def backups(self, ablations: Mapping[Part, Ablation]) -> Iterator[tuple[Part, Part, Effect | None]]:
-        """Yield all pairs of heads, each with its effect if they back each other up, otherwise with None.
+        """Yield all pairs of heads, each with its interaction if they back each other up, otherwise with None.
 
-        The effect is the loss without both that exceeds the sum of the losses without each. It must be above that
-        without either, in the whole interval: one head does the work of the other.
+        The interaction is the increase of the error rate without both heads minus the sum of the increases without
+        each. It must be larger than each of these increases: one head does the work of the other (Wang et al. 2023).
 
         Args:
-            ablations: the ablations of the heads by 0.
+            ablations: the ablations of the heads by their mean.
         """
         pairs = [*combinations(ablations, 2)]
+        numbers = self.sample.is_target.sum(1)
         for pair in pairs if len(pairs) <= MAX_PAIRS else ():
-            single = [ablations[part].outcome.loss for part in pair]
-            effect = self.effect(self.without(pair).loss + self.full.loss - sum(single), len(pairs))
-            is_backup = effect.is_material and effect.low > max(ablations[part].loss.mean for part in pair)
+            increases = [ablations[part].outcome.errors - self.full.errors for part in pair]
+            interaction = self.without(pair, "mean").errors - self.full.errors - sum(increases)
+            effect = self.effect(interaction, numbers, len(pairs))
+            beyond = [self.effect(interaction - increase, numbers, len(pairs)) for increase in increases]
+            is_backup = effect.is_material and all(each.low > 0 for each in beyond)
             yield (*pair, effect if is_backup else None)
 
-    def smallest_set(self, heads: Sequence[Part], share: float = 0.99) -> list[Part]:
-        """Return a small set of heads that keeps a share of the exact match if all others are ablated by their mean.
+    def smallest_set(self, heads: Sequence[Part], progress: Callable[[], object] = lambda: None) -> list[Part]:
+        """Return a small set of heads that keeps SHARE of the exact match if all others are ablated by their mean.
 
         A greedy search: the heads are removed in the order given, those with small effects first, each for good if the
         exact match stays; until no further head can be removed.
+
+        Args:
+            heads: all heads.
+            progress: a function that is called for each head.
         """
-        goal = share * self.full.exact.float().mean()
+        goal = SHARE * self.full.exact.float().mean()
         remaining, removed = [*heads], list[Part]()
         while True:
             before = len(remaining)
             for head in [*remaining]:
+                progress()
                 if self.without([*removed, head], "mean").exact.float().mean() >= goal:
                     remaining.remove(head)
                     removed.append(head)

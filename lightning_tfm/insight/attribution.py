@@ -16,14 +16,20 @@ from torch.nn import functional as F
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.insight.interventions import Component, Part, components, interventions
-from lightning_tfm.insight.sample import BATCH_TOKENS, Sample, logits_of, tokens_of
+from lightning_tfm.insight.sample import BATCH_TOKENS, Sample, log_probabilities, logits_of, tokens_of
 from lightning_tfm.layers import AddNorm, Attention, FeedForward
 from lightning_tfm.networks import Network
 
-STEPS = 50
-"""Number of steps of integrated gradients."""
+STEPS, MAX_STEPS = 50, 3_200
+"""Number of steps of integrated gradients, which is doubled, up to the maximum, until they are complete."""
 
-EMBEDDING, BIAS = Part("embedding"), Part("bias")
+COMPLETE = 0.01
+"""Largest error of integrated gradients that are complete, relative to the difference that they sum to, or in nats."""
+
+LEAST_DIFFERENCE = 0.1
+"""Least difference between the log probabilities of an output for two inputs, in nats, of which a share is measured."""
+
+EMBEDDING, BIAS, OTHER = Part("embedding"), Part("bias"), Part("other")
 """Contributions to the residual stream that are not those of a head or a feed-forward network."""
 
 
@@ -41,9 +47,10 @@ def _stack(name: str) -> str:
 def logit_lens(network: Network, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
     """Return the logits (B, T, V) that the network would compute if it ended after each layer (nostalgebraist 2020).
 
-    The residual stream after the layer replaces that after the last layer. A network without layers has none.
+    The residual stream after the layer replaces that after the last layer. A network without layers has none, nor has
+    a pointer-generator, which copies by the attention of its last layer.
     """
-    layers = stream_layers(network)
+    layers = stream_layers(network) if getattr(network, "pointer", None) is None else []
     with interventions(network) as touch:
         streams = {layer.name: touch.record(layer.name) for layer in layers}
         network(*inputs)
@@ -65,17 +72,20 @@ def direct_logit_attribution(network: Network, sample: Sample) -> dict[Part, Ten
     Raises:
         UserError: if the logits are not a linear function of a residual stream, as in a recurrent network.
     """
+    constant = getattr(network, "special_bias", None)  # of ids that a text does not have
     with _recorded(network) as stream:
         logits = network(*sample.inputs)
-    if not stream.parts or logits is not stream.logits:
+    expected = stream.logits if constant is None or stream.logits is None else stream.logits + constant
+    if not stream.parts or expected is None or not logits.equal(expected):
         raise UserError(
             "direct logit attribution needs a network whose output layer reads the residual stream, unlike "
             f"{type(network).__name__}; try ablations"
         )
     directions = network.head.weight[sample.targets]  # (B, T, D)
     attribution = {part: (value * directions).sum(-1) for part, value in stream.parts.items()}
-    if network.head.bias is not None:
-        attribution[BIAS] = attribution[BIAS] + network.head.bias[sample.targets]
+    for bias in (network.head.bias, constant):
+        if bias is not None:
+            attribution[BIAS] = attribution[BIAS] + bias[sample.targets]
     return attribution
 
 
@@ -92,7 +102,8 @@ class _Stream:
         """Add the contributions of a sub-layer to those of x; x begins another stream unless it continues this one."""
         if not self._continues(x):
             self.parts = {EMBEDDING: x, BIAS: torch.zeros_like(x)}
-        for part, value in self.updates[id(update)][1].items():
+        _, parts = self.updates.get(id(update), (None, {OTHER: update}))
+        for part, value in parts.items():
             self.parts[part] = self.parts.get(part, 0) + value
         self.total = x + update
         if not layer.is_pre:
@@ -176,43 +187,46 @@ def patching(network: Network, inputs: tuple[Tensor, ...], other: Sample) -> dic
         other: the other example.
 
     Raises:
-        UserError: if the inputs have different numbers of tokens, or equal ones.
+        UserError: if the inputs have different numbers of tokens, equal tokens or equal outputs.
     """
     if all(ids.equal(others) for ids, others in zip(inputs, other.inputs, strict=True)):
         raise UserError("both inputs must differ, but have equal tokens; try another input")
     for ids, others in zip(inputs, other.inputs, strict=True):
         if ids.shape != others.shape:
             raise UserError(
-                f"both inputs must have as many tokens, but have {ids.size(1)} and {others.size(1)}; "
+                f"both inputs must have the same number of tokens, but have {ids.size(1)} and {others.size(1)}; "
                 "try another input of the same length"
             )
     with interventions(network) as touch:
         names = [component.name for component in components(network) if component.kind in ("layer", "states")]
         outputs = {name: touch.record(name) for name in names}
-        goal = _log_probabilities(network, other)
-    start = _log_probabilities(network, replace(other, inputs=inputs))
+        goal = _log_probability(network, other)
+    start = _log_probability(network, replace(other, inputs=inputs))
+    if (goal - start).abs() < LEAST_DIFFERENCE:
+        raise UserError("the inputs must have different outputs, but they have equal ones; try another input")
     effects = {}
     for name, calls in outputs.items():
         (output,) = calls
         P = output.size(1)
         is_patched = torch.eye(P, dtype=torch.bool, device=output.device).unsqueeze(-1)  # (P, P, 1)
-        batch = Sample(*(repeat(ids, P) for ids in (inputs, other.targets, other.is_target)))
-        with interventions(network) as touch:
-            touch.edit(name, lambda x, mask=is_patched, y=output: torch.where(mask, y, x))  # type: ignore[misc]
-            effects[name] = (_log_probabilities(network, batch) - start) / (goal - start)
+        patched = []
+        for mask in is_patched.split(max(1, BATCH_TOKENS // sum(ids.size(1) for ids in inputs))):
+            batch = Sample(*(repeat(ids, len(mask)) for ids in (inputs, other.targets, other.is_target)))
+            with interventions(network) as touch:
+                touch.edit(name, lambda x, mask=mask, y=output: torch.where(mask, y, x))  # type: ignore[misc]
+                patched.append(_log_probability(network, batch))
+        effects[name] = (torch.cat(patched) - start) / (goal - start)
     return effects
 
 
 def repeat(ids: Any, number: int) -> Any:
-    """Return the ids (1, ...), or a tuple of such ids, repeated along the batch."""
+    """Return the ids (1, ...), or a tuple of such ids, repeated along the batch dimension."""
     return tuple(repeat(part, number) for part in ids) if isinstance(ids, tuple) else ids.expand(number, *ids.shape[1:])
 
 
-def _log_probabilities(network: Network, sample: Sample) -> Tensor:
-    """Return the log probability of the targets of each example (B)."""
-    log_p = logits_of(network, sample.inputs).log_softmax(-1)
-    chosen = log_p.gather(-1, sample.targets.unsqueeze(-1)).squeeze(-1)
-    return chosen.masked_fill(~sample.is_target, 0).sum(1)
+def _log_probability(network: Network, sample: Sample) -> Tensor:
+    """Return the log probability of all targets of each example (B)."""
+    return log_probabilities(logits_of(network, sample.inputs), sample).sum(1)
 
 
 class _Embedded:
@@ -228,16 +242,20 @@ class _Embedded:
         with interventions(network) as touch, torch.no_grad():
             outputs = touch.record(self.name)
             network(*sample.inputs)
+        if len(outputs) > 1:
+            raise UserError(
+                f"attributions need separate embeddings of source and target, but {type(network).__name__} shares its "
+                "embedding; name them source_embedding and target_embedding"
+            )
         self.embeddings = outputs[0].reshape(length, -1)
 
     def __call__(self, embeddings: Tensor) -> Tensor:
         """Return the log probabilities (B, T) for embeddings (B, S, D)."""
-        inputs = repeat(self.sample.inputs, len(embeddings))
+        sample = self.sample
+        batch = Sample(*(repeat(ids, len(embeddings)) for ids in (sample.inputs, sample.targets, sample.is_target)))
         with interventions(self.network) as touch:
             touch.edit(self.name, lambda output: embeddings.reshape(output.shape))
-            log_p = logits_of(self.network, inputs).log_softmax(-1)
-        targets = self.sample.targets.expand(len(embeddings), -1).unsqueeze(-1)
-        return log_p.gather(-1, targets).squeeze(-1)
+            return log_probabilities(logits_of(self.network, batch.inputs), batch)
 
 
 def integrated_gradients(network: Network, sample: Sample) -> tuple[Tensor, Tensor]:
@@ -252,25 +270,31 @@ def integrated_gradients(network: Network, sample: Sample) -> tuple[Tensor, Tens
 
     Returns:
         The attributions, and the differences (T) between their sums and those of the log probabilities, which they
-        approximate.
+        approximate; at most COMPLETE, unless MAX_STEPS do not suffice.
     """
     from captum.attr import IntegratedGradients  # slow to import
 
     embedded = _Embedded(network, sample)
-    method = IntegratedGradients(lambda embeddings, steps: embedded(embeddings).gather(1, steps).squeeze(1))
-    size = max(1, BATCH_TOKENS // len(embedded.embeddings))
-    parts = [
-        method.attribute(
-            embedded.embeddings.expand(len(targets), -1, -1),
-            additional_forward_args=(targets.unsqueeze(1),),
-            n_steps=STEPS,
-            internal_batch_size=size,
-            return_convergence_delta=True,
-        )
-        for targets in torch.arange(sample.targets.size(1)).split(size)
-    ]
-    attributions, errors = (torch.cat(values) for values in zip(*parts, strict=True))
-    return attributions.sum(-1), errors
+    embeddings = embedded.embeddings
+    method = IntegratedGradients(lambda x, steps: embedded(x).gather(1, steps).squeeze(1))
+    T, size = sample.targets.size(1), max(1, BATCH_TOKENS // len(embeddings))
+    attributions = embeddings.new_zeros(T, len(embeddings))
+    errors = embeddings.new_zeros(T)
+    remaining, number = sample.is_target[0].nonzero().squeeze(1), STEPS
+    while len(remaining) and number <= MAX_STEPS:
+        for targets in remaining.split(size):
+            values, error = method.attribute(
+                embeddings.expand(len(targets), -1, -1),
+                additional_forward_args=(targets.unsqueeze(1),),
+                n_steps=number,
+                internal_batch_size=size,
+                return_convergence_delta=True,
+            )
+            attributions[targets], errors[targets] = values.sum(-1).to(errors), error.to(errors)
+        differences = (attributions.sum(1) - errors)[remaining].abs()
+        remaining = remaining[errors[remaining].abs() > COMPLETE * differences.clamp(min=1)]
+        number *= 2
+    return attributions, errors
 
 
 @torch.no_grad()
@@ -280,6 +304,8 @@ def occlusion(network: Network, sample: Sample) -> Tensor:
     The embedding of the symbol is replaced by 0 (Zeiler & Fergus 2014).
     """
     embedded = _Embedded(network, sample)
-    is_occluded = torch.eye(len(embedded.embeddings), dtype=torch.bool).unsqueeze(-1)  # (S, S, 1)
-    occluded = embedded.embeddings.masked_fill(is_occluded, 0)  # (S, S, D)
-    return (embedded(embedded.embeddings.unsqueeze(0)) - embedded(occluded)).T
+    embeddings = embedded.embeddings
+    S = len(embeddings)
+    is_occluded = torch.eye(S, dtype=torch.bool, device=embeddings.device).unsqueeze(-1)  # (S, S, 1)
+    occluded = [embedded(embeddings.masked_fill(mask, 0)) for mask in is_occluded.split(max(1, BATCH_TOKENS // S))]
+    return (embedded(embeddings.unsqueeze(0)) - torch.cat(occluded)).T

@@ -1,9 +1,10 @@
-"""Inspection of a trained network: scores and ablations of its parts, and where its output is decided."""
+"""Inspection of a trained network: scores and ablations of its parts, and attributions of its output."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from lightning_tfm.runs.inspection import (
     HeadRecord,
     NetworkRecord,
     OutcomeRecord,
+    SetRecord,
 )
 
 ROLES = {
@@ -46,18 +48,22 @@ ROLE_SCORE = 0.5
 
 
 def number_of_steps(network: Network) -> int:
-    """Return how often `inspect_network` calls `progress`."""
-    heads = len(heads_of(network))
-    pairs = heads * (heads - 1) // 2
-    return len(parts_of(network)) + (pairs if pairs <= MAX_PAIRS else 0) + 3
+    """Return how often `inspect_network` calls `progress` at least."""
+    return len(parts_of(network)) + number_of_pairs(network) + len(heads_of(network)) + 2
+
+
+def number_of_pairs(network: Network) -> int:
+    """Return the number of pairs of heads that are ablated."""
+    pairs = math.comb(len(heads_of(network)), 2)
+    return pairs if pairs <= MAX_PAIRS else 0
 
 
 def inspect_network(network: Network, sample: Sample, progress: Callable[[], object] = lambda: None) -> NetworkRecord:
-    """Return what the parts of a network do for a sample, and what the network can no longer do without them.
+    """Return the scores and roles of the parts of a network, and the effects of their ablation.
 
     Args:
         network: the network, in evaluation mode.
-        sample: the examples.
+        sample: the examples, at least two.
         progress: a function that is called after each step, see `number_of_steps`.
     """
     scores = head_scores(network, sample)
@@ -69,65 +75,93 @@ def inspect_network(network: Network, sample: Sample, progress: Callable[[], obj
         progress()
     heads = heads_of(network)
     backups, backed_up = list[BackupRecord](), set[Part]()
-    for first, second, effect in ablator.backups({head: ablations[head]["zero"] for head in heads}):
+    for first, second, effect in ablator.backups({head: ablations[head]["mean"] for head in heads}):
         if effect is not None:
-            backups.append({"heads": (str(first), str(second)), "loss": effect})
+            backups.append({"heads": (str(first), str(second)), "errors_increase": effect})
             backed_up |= {first, second}
         progress()
-    remaining = ablator.smallest_set(sorted(heads, key=lambda head: ablations[head]["mean"].loss.mean))
-    progress()
+    smallest_set = None
+    if heads and ablator.full.exact.any():
+        by_effect = sorted(heads, key=lambda head: ablations[head]["mean"].loss.mean)
+        smallest_set = ablator.smallest_set(by_effect, progress)
     lens, direct = _lens(network, sample), _direct(network, sample, ablator)
     progress()
+    tests = max(1, len(heads))
+    records: list[HeadRecord] = []
+    for head in dict.fromkeys([*heads, *scores]):  # a head without a context has scores only
+        known = scores.get(head, {})
+        record: HeadRecord = {"name": str(head), "without": {}, "scores": known, "main_score": None, "role": ""}
+        if head in ablations:
+            mean = ablations[head]["mean"]
+            is_used = ablator.loss_increase(mean.outcome, tests).is_material
+            record["role"] = role(known, mean, is_used, head in backed_up)
+            record["without"] = _without(ablations[head], sample)
+        record["main_score"] = main_score(known, record["role"])
+        records.append(record)
     return {
         "examples": len(sample),
+        "group_sizes": {
+            by: {name: int(mask.any(1).sum()) for name, mask in masks.items()} for by, masks in sample.groups.items()
+        },
         "full": _outcome(ablator.full, sample),
-        "heads": [_head(head, scores.get(head, {}), ablations[head], head in backed_up, sample) for head in heads],
+        "heads": records,
         "components": [
             {"name": part.name, "without": _without(results, sample)}
             for part, results in ablations.items()
             if part.head is None
         ],
-        "backups": sorted(backups, key=lambda pair: -pair["loss"][0]),
-        "smallest_set": [str(head) for head in remaining],
+        "ablated_pairs": number_of_pairs(network),
+        "backups": sorted(backups, key=lambda pair: -pair["errors_increase"][0]),
+        "smallest_set": _smallest_set(ablator, heads, smallest_set),
         "lens": lens,
         "direct": direct,
     }
 
 
-def _head(
-    head: Part, scores: dict[str, float], ablations: Mapping[str, Ablation], is_backed_up: bool, sample: Sample
-) -> HeadRecord:
-    """Return the record of a head with its role.
+def role(scores: Mapping[str, float], without: Ablation, is_used: bool, is_backed_up: bool) -> str:
+    """Return what a head does, in words; "" unless a score is high and an ablation shows an effect.
 
-    The role is "" unless a score is high and an ablation shows an effect: the loss increases without the head, or
-    without it and a head that backs it up; or, if the head reads the source of a part of the target, the error rate of
-    this part.
+    Args:
+        scores: the scores of the head.
+        without: the ablation of the head. If the head reads the source of a part of the target, the error rate of this
+            part must increase.
+        is_used: whether the loss increases without the head.
+        is_backed_up: whether another head backs it up, so that errors increase without both.
     """
-    without = ablations["mean"]
-    names = [name for name in scores if name in ROLES]
-    parts = {READS + part: f"the {part}" for part in sample.parts if READS + part in scores}
-    is_used = without.loss.is_material or is_backed_up
-    high = [name for name in names if scores[name] > ROLE_SCORE and is_used]
+    high = [name for name in ROLES if scores.get(name, 0) > ROLE_SCORE]
+    if high and (is_used or is_backed_up):
+        name = ROLES[max(high, key=lambda name: scores[name])]
+        return name if is_used else f"{name}, backed up"
     read = [
-        name
-        for name in parts
-        if scores[name] > ROLE_SCORE and without.errors["part"][name.removeprefix(READS)].is_material
+        name.removeprefix(READS)
+        for name, score in scores.items()
+        if name.startswith(READS)
+        and score > ROLE_SCORE
+        and without.errors["part"][name.removeprefix(READS)].is_material
     ]
-    main = max(high or read or [*names, *parts], key=lambda name: scores[name], default=None)
-    role = ROLES[main] if main in high else f"looks at {' and '.join(parts[name] for name in read)}" if read else ""
-    return {
-        "name": str(head),
-        "without": _without(ablations, sample),
-        "scores": scores,
-        "main_score": main,
-        "role": role,
-    }
+    return f"looks at {' and '.join(f'the {part}' for part in read)}" if read else ""
+
+
+def main_score(scores: Mapping[str, float], role: str) -> str | None:
+    """Return the name of the score of a role or, without a role, of the largest score that can give one."""
+    of_role = [name for name, text in ROLES.items() if name in scores and role.removesuffix(", backed up") == text]
+    read = [name for name in scores if name.startswith(READS)]
+    candidates = of_role or (read if role else [*read, *(name for name in ROLES if name in scores)])
+    return max(candidates, key=lambda name: scores[name], default=None)
+
+
+def _smallest_set(ablator: Ablator, heads: Sequence[Part], remaining: Sequence[Part] | None) -> SetRecord | None:
+    """Return the record of the smallest set of heads; None without heads, or if no output is right."""
+    if remaining is None:
+        return None
+    outcome = ablator.without([head for head in heads if head not in remaining], "mean")
+    return {"heads": [*map(str, remaining)], "exact_match": ablator.effect(outcome.exact.float())}
 
 
 def _outcome(result: Outcome, sample: Sample) -> OutcomeRecord:
     """Return the loss, the exact match, and the error rate of each group of targets."""
     return {
-        "loss": result.loss.mean().item(),
+        "loss": result.nll.sum().item() / int(sample.is_target.sum()),
         "exact_match": result.exact.double().mean().item(),
         "errors": {
             by: {name: (~result.is_right & mask).sum().item() / int(mask.sum()) for name, mask in masks.items()}

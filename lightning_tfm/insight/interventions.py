@@ -36,6 +36,13 @@ class Component(NamedTuple):
     num_heads: int = 1
 
 
+EMBEDDINGS = ("embedding", "source_embedding", "target_embedding")
+"""Names of the embeddings of a network."""
+
+STATES = ("encoder_states", "start")
+"""Names of the modules whose outputs are the states of a recurrent encoder, (B, S, E) or (B, E)."""
+
+
 class Part(NamedTuple):
     """A head, or a whole component if `head` is None."""
 
@@ -64,9 +71,9 @@ def _points(network: nn.Module) -> dict[str, _Point]:
             points.append(_Point(component, projection or module, projection))
         elif isinstance(module, FeedForward):
             points.append(_Point(Component(name, "feed_forward"), module))
-        elif name in ("embedding", "source_embedding", "target_embedding"):
+        elif name in EMBEDDINGS:
             points.append(_Point(Component(name, "embedding"), module))
-        elif name in getattr(network, "state_modules", ()):
+        elif name in STATES:
             points.append(_Point(Component(name, "states"), module))
         elif sums:
             points.append(_Point(Component(name, "layer"), sums[-1]))
@@ -87,6 +94,7 @@ class Interventions:
     def __init__(self, network: nn.Module) -> None:
         self.points = _points(network)
         self.hooks = ExitStack()
+        self.have_ended = False
 
     def edit(self, name: str, edit: Edit, head: int | None = None) -> None:
         """Replace the output of a component by a function of it.
@@ -98,14 +106,16 @@ class Interventions:
             head: the index of a head, whose context (B, T, D/H) is replaced instead.
 
         Raises:
-            UserError: if there is no such component or head.
+            UserError: if there is no such component or head, or the context has ended.
         """
+        if self.have_ended:
+            raise UserError("interventions must be made within their context, but it has ended; open another one")
         if name not in self.points:
             raise UserError(f"the network has no component {name!r}{nearest(name, self.points)}")
         component, output, projection = self.points[name]
         if head is not None and (component.kind != "attention" or not 0 <= head < component.num_heads):
             raise UserError(
-                f"head must be at most {component.num_heads - 1} for {name}, but is {head}"
+                f"head must be from 0 to {component.num_heads - 1} for {name}, but is {head}"
                 if component.kind == "attention"
                 else f"head must be None for {name}, which has no heads, but is {head}"
             )
@@ -167,3 +177,4 @@ def interventions(network: nn.Module) -> Iterator[Interventions]:
     touch = Interventions(network)
     with run_eagerly(), touch.hooks:
         yield touch
+    touch.have_ended = True

@@ -18,8 +18,8 @@ from lightning_tfm.networks import CausalNetwork, Network, Seq2SeqNetwork
 from lightning_tfm.tasks.alignment import gold_links
 from lightning_tfm.tokenization import PAD
 
-MASKED = 7
-"""Of a masked language model, every token whose position is a multiple of this number is masked."""
+MASK_INTERVAL = 7
+"""For a masked language model, every token whose position is a multiple of this number is masked."""
 
 BATCH_TOKENS = 8_192
 """Maximum number of tokens in a batch, which bounds the memory."""
@@ -54,7 +54,7 @@ class Sample:
         if isinstance(network, Seq2SeqNetwork):
             return cls(batch.inputs, batch.target_out, batch.target_out != PAD)
         text = batch.target_in
-        is_masked = (torch.arange(text.size(1), device=text.device) % MASKED == 0) & (text != PAD)
+        is_masked = (torch.arange(text.size(1), device=text.device) % MASK_INTERVAL == 0) & (text != PAD)
         return cls((text.masked_fill(is_masked, MASK),), text, is_masked)
 
     @classmethod
@@ -141,9 +141,9 @@ class Outcome(NamedTuple):
     is_right: Tensor
 
     @property
-    def loss(self) -> Tensor:
-        """Return the negative log probability of each example (B), summed over its targets."""
-        return self.nll.sum(1)
+    def errors(self) -> Tensor:
+        """Return the number of wrong targets of each example (B)."""
+        return (~self.is_right).sum(1)
 
     @property
     def exact(self) -> Tensor:
@@ -157,9 +157,8 @@ class Outcome(NamedTuple):
     @classmethod
     def of(cls, logits: Tensor, sample: Sample) -> Outcome:
         """Return the outcome of logits (B, T, V)."""
-        nll = -logits.log_softmax(-1).gather(-1, sample.targets.unsqueeze(-1)).squeeze(-1)
         is_right = logits.argmax(-1) == sample.targets
-        return cls(nll.masked_fill(~sample.is_target, 0), is_right | ~sample.is_target)
+        return cls(-log_probabilities(logits, sample), is_right | ~sample.is_target)
 
     @classmethod
     def join(cls, outcomes: Sequence[Outcome]) -> Outcome:
@@ -172,6 +171,12 @@ def logits_of(network: Network, inputs: tuple[Tensor, ...]) -> Tensor:
     logits = network(*inputs)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return logits.unsqueeze(1) if logits.dim() == 2 else logits
+
+
+def log_probabilities(logits: Tensor, sample: Sample) -> Tensor:
+    """Return the log probability of each target (B, T), 0 where there is none, for logits (B, T, V)."""
+    values = logits.log_softmax(-1).gather(-1, sample.targets.unsqueeze(-1)).squeeze(-1)
+    return values.masked_fill(~sample.is_target, 0)
 
 
 def tokens_of(network: Network, name: str, inputs: tuple[Tensor, ...]) -> Tensor:

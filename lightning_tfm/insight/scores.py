@@ -57,7 +57,8 @@ PATTERNS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Keys (B, T, T) to which a head of self-attention attends for each query, given the tokens (B, T), by score.
 
-The score is the sum of the weights of these keys, averaged over the queries that have such keys (Olsson et al. 2022).
+The score is the sum of the weights of these keys, averaged over the queries that have such keys. Olsson et al. (2022)
+average over repeated random sequences instead, where all queries of the second half have such keys.
 """
 
 
@@ -90,18 +91,18 @@ def head_scores(network: Network, sample: Sample) -> HeadScores:
                 is_token = (tokens != PAD).unsqueeze(2) & (tokens != PAD).unsqueeze(1)
                 for score, pattern in PATTERNS.items():
                     means.add_weights(name, score, weights, pattern(tokens) & is_token)
-        if isinstance(network, Seq2SeqNetwork) and batch.inputs[0].size(1) > 0:
+        if maps and isinstance(network, Seq2SeqNetwork) and batch.inputs[0].size(1) > 0:
             maps = network.source_attention(maps, batch.inputs[0])
             _add_source_scores(means, maps, batch)
             _add_alignment(now, maps, batch)
             _add_alignment(later, {name: weights.roll(-1, 2) for name, weights in maps.items()}, batch)
     scores = means.compute()
     for suffix, metric in {"": now, "_later": later}.items():
-        for path, value in metric.compute().items() if metric.heads else ():
-            _, layer, head, score = path.split("/")
-            name = {"accuracy": "alignment"}.get(score, score) + suffix
-            if name == "entropy" or (score != "entropy" and sample.gold is not None):
-                scores[Part(layer, int(head.removeprefix("head_")))][name] = value.item()
+        values = metric.by_name() if metric.heads else {}
+        names = {"accuracy": f"alignment{suffix}", "aer": f"aer{suffix}"} if sample.gold is not None else {}
+        for score, name in {**names, **({} if suffix else {"entropy": "entropy"})}.items():
+            for head, value in zip(metric.heads, values.get(score, ()), strict=True):
+                scores[Part(*head)][name] = value.item()
     return dict(scores)
 
 

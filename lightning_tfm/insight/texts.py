@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.inference import ForcedOutput, Predictor
+from lightning_tfm.inference import Predictor, TeacherForced
 from lightning_tfm.insight.attribution import integrated_gradients, logit_lens, occlusion, patching
 from lightning_tfm.insight.sample import Sample, logits_of
 from lightning_tfm.runs.inspection import TextRecord
@@ -17,7 +17,7 @@ ALTERNATIVES = 5
 """Number of most probable symbols at each step."""
 
 
-def as_sample(forced: ForcedOutput) -> Sample:
+def as_sample(forced: TeacherForced) -> Sample:
     """Return a text and its output as a sample of one example."""
     return Sample(forced.inputs, forced.targets, forced.is_target)
 
@@ -33,7 +33,7 @@ def inspect_text(predictor: Predictor, line: str, against: str | None = None) ->
     Raises:
         UserError: if a text has no output, or the texts have different numbers of tokens.
     """
-    forced = predictor.forced(line)
+    forced = predictor.teacher_forced(line)
     sample, network = as_sample(forced), predictor.network
     targets = sample.targets[0]  # (T)
     with torch.no_grad():
@@ -54,15 +54,16 @@ def inspect_text(predictor: Predictor, line: str, against: str | None = None) ->
         "integrated_gradients": gradients.tolist(),
         "integrated_gradients_errors": errors.tolist(),
         "occlusion": occlusion(network, sample).tolist(),
+        "decoder_symbols": [*forced.decoder_symbols],
     }
     if against is not None:
         result["against"], result["patching"] = against, _patched(predictor, forced, against)
     return result
 
 
-def _patched(predictor: Predictor, forced: ForcedOutput, against: str) -> dict[str, list[float]]:
+def _patched(predictor: Predictor, forced: TeacherForced, against: str) -> dict[str, list[float]]:
     """Return the effect of patching the states of another text into those of a text, by layer and position."""
-    other = predictor.forced(against)
+    other = predictor.teacher_forced(against)
     # A pair keeps the target of the other, so that only the sources differ.
     inputs = (
         (forced.inputs[0], other.inputs[1]) if forced.inputs[0].numel() and len(other.inputs) > 1 else forced.inputs

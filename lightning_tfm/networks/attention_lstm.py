@@ -49,7 +49,6 @@ class AttentionLSTM(Seq2SeqNetwork):
     """
 
     is_traceable = False  # it loops over the tokens
-    state_modules = ("encoder_states", "start")
 
     def __init__(
         self,

@@ -58,7 +58,6 @@ class Network(nn.Module, ABC):
         least: the lower bounds of integer arguments, where they differ from 1.
         head: the output layer, from features to logits.
         max_length: maximum length of a source and of a target in tokens; None if unlimited.
-        state_modules: the modules whose outputs are the states of a recurrent encoder, (B, S, E) or (B, E).
         is_traceable: whether `torch.export` can trace `forward` for any length.
     """
 
@@ -66,7 +65,6 @@ class Network(nn.Module, ABC):
     least: ClassVar[Mapping[str, int]] = {}
     head: nn.Linear
     max_length: int | None = None
-    state_modules: ClassVar[tuple[str, ...]] = ()
     is_traceable = True
 
     def __init_subclass__(cls) -> None:

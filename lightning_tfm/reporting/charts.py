@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Literal
 
 import altair
 
+from lightning_tfm.inference.attention_maps import MAX_POSITIONS, visible
 from lightning_tfm.plots.style import PALETTE
 from lightning_tfm.reporting.collect import Json, RunPage
 from lightning_tfm.runs.record import HEAD_SCORES, HEADLINES
@@ -298,8 +300,9 @@ def _ablations(runs: Sequence[RunPage]) -> Json | None:
     for run in runs:
         parts = [*run.inspection["heads"], *run.inspection["components"]] if run.inspection else []
         for part in parts:
-            for by, effects in part["without"]["mean"]["errors_increase"].items():
-                for target, (mean, low, high) in effects.items():
+            ablation = part["without"].get("mean")
+            for by, effects in ablation["errors_increase"].items() if ablation else ():
+                for target, (mean, low, high) in islice(effects.items(), MAX_POSITIONS):
                     selected = {"run": run.name, "by": by, "without": part["name"], "target": target}
                     cells.append(selected | {"increase": mean, "low": low, "high": high})
     if not cells:
@@ -313,8 +316,8 @@ def _texts(runs: Sequence[RunPage]) -> Json | None:
         {
             "text": f"{run.name}: {text['input']}" if len(runs) > 1 else text["input"],
             "measure": measure,
-            "output": f"{row} {output}",
-            "input": f"{column} {symbol}",
+            "output": f"{row} {visible(output)}",
+            "input": f"{column} {visible(symbol)}",
             "nats": values[row - 1][column - 1],
         }
         for run in runs
@@ -323,8 +326,9 @@ def _texts(runs: Sequence[RunPage]) -> Json | None:
             ("integrated gradients", text["integrated_gradients"]),
             ("occlusion", text["occlusion"]),
         )
-        for row, output in enumerate(text["target_symbols"], start=1)
-        for column, symbol in enumerate(text["input_symbols"], start=1)
+        for row, output in enumerate(text["target_symbols"][:MAX_POSITIONS], start=1)
+        if text["is_target"][row - 1]
+        for column, symbol in enumerate(text["input_symbols"][:MAX_POSITIONS], start=1)
     ]
     if not cells:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lightning_tfm.inference.attention_maps import visible
 from lightning_tfm.runs.inspection import AblationRecord, HeadRecord, Inspection, TextRecord
@@ -16,25 +16,32 @@ LEAST_PROBABILITY = 0.0001
 
 INTERVAL = "95% interval"
 
-WITHOUT = ("loss increase", INTERVAL, "exact match", "most errors at")
+SIMULTANEOUS = "simultaneous 95% interval"
+
+WITHOUT = ("loss increase", INTERVAL, "exact match", "largest error increase")
 """Columns of an ablation."""
+
+MIN_GROUP = 10
+"""Minimum number of examples of a part or category whose error increase is named."""
 
 
 def summary(inspection: Inspection) -> str:
-    """Return what the network reaches on the inspected examples."""
+    """Return what was inspected, and what the network reaches."""
     full = inspection["full"]
     return (
-        f"{inspection['examples']} examples of {inspection['data']}: loss {full['loss']:.4f} nats per example, "
-        f"exact match {full['exact_match']:.4f}. An ablated part is replaced by its mean."
+        f"{inspection['checkpoint']} on {inspection['examples']} examples of {inspection['data']}, drawn with seed "
+        f"{inspection['seed']}: loss {full['loss']:.4f} nats per token, exact match {full['exact_match']:.4f}. Ablated "
+        "parts are replaced by their mean."
     )
 
 
 def tables(inspection: Inspection) -> list[Table]:
-    """Return the tables that have rows."""
-    heads = [(head["name"], _role(head), *_without(head["without"]["mean"])) for head in inspection["heads"]]
-    others = [(part["name"], *_without(part["without"]["mean"])) for part in inspection["components"]]
+    """Return the main tables that have rows."""
+    sizes = inspection["group_sizes"]
+    heads = [(head["name"], _role(head), *_without(head["without"], sizes)) for head in inspection["heads"]]
+    others = [(part["name"], *_without(part["without"], sizes)) for part in inspection["components"]]
     backups = [
-        (" and ".join(pair["heads"]), _signed(pair["loss"][0]), _interval(pair["loss"]))
+        (" and ".join(pair["heads"]), _signed(pair["errors_increase"][0]), _interval(pair["errors_increase"]))
         for pair in inspection["backups"]
     ]
     direct = [(part, _signed(effect[0]), _interval(effect)) for part, effect in inspection["direct"].items()]
@@ -42,26 +49,61 @@ def tables(inspection: Inspection) -> list[Table]:
         (layer, f"{after['loss']:.4f}", f"{after['exact_match']:.4f}") for layer, after in inspection["lens"].items()
     ]
     every = [
-        Table("Heads, ablated one at a time", ("head", "what it does", *WITHOUT), heads),
-        Table("Feed-forward networks and layers, ablated one at a time", ("part", *WITHOUT), others),
-        Table("Heads that back each other up", ("heads", "loss beyond the sum", INTERVAL), backups),
+        Table("Ablation of heads", ("head", "role", *WITHOUT), heads),
+        Table("Ablation of feed-forward networks and layers", ("part", *WITHOUT), others),
+        Table("Heads that back each other up", ("heads", "interaction of error rates", SIMULTANEOUS), backups),
         Table("Direct logit attribution", ("part", "mean contribution", INTERVAL), direct),
-        Table("Logit lens", ("if the network ended after", "loss", "exact match"), lens),
+        Table("Logit lens", ("after layer", "loss", "exact match"), lens),
         *map(_text_table, inspection["texts"]),
     ]
     return [table for table in every if table.rows]
 
 
+def further_tables(inspection: Inspection) -> list[Table]:
+    """Return the tables of all scores, and of patching, which are wide."""
+    heads = inspection["heads"]
+    names = [*dict.fromkeys(name for head in heads for name in head["scores"])]
+    scores = [
+        (head["name"], *(f"{head['scores'][name]:.2f}" if name in head["scores"] else "" for name in names))
+        for head in heads
+    ]
+    patched = [
+        Table(
+            f"Activation patching of {text['against']} into {text['input']}",
+            ("layer", *map(str, range(1, 1 + max(map(len, text["patching"].values()))))),
+            [(layer, *map(_signed, effects)) for layer, effects in text["patching"].items()],
+        )
+        for text in inspection["texts"]
+        if text.get("patching")
+    ]
+    return [table for table in (Table("Scores of the heads", ("head", *names), scores), *patched) if table.rows]
+
+
 def sentences(inspection: Inspection) -> list[str]:
-    """Return the smallest set of heads, if there are heads."""
-    heads = inspection["smallest_set"]
-    return [f"With these heads alone, at least 99% of the exact match remains: {', '.join(heads)}."] if heads else []
+    """Return the smallest set of heads, and what was not measured."""
+    texts = []
+    if smallest := inspection["smallest_set"]:
+        mean, low, high = smallest["exact_match"]
+        heads = ", ".join(smallest["heads"]) or "none"
+        texts.append(
+            f"Smallest set of heads that keeps 99% of the exact match: {heads}. Exact match with these heads alone: "
+            f"{mean:.3f} ({low:.3f} to {high:.3f})."
+        )
+    if len(inspection["heads"]) > 1 and not inspection["ablated_pairs"]:
+        texts.append("Pairs of heads were not ablated, since there are too many.")
+    return texts
 
 
 def _text_table(text: TextRecord) -> Table:
     """Return what each symbol of the output was chosen from, and which input symbols it comes from."""
     decided_after = text["decided_after"]
-    header = ("output", "probability", "alternatives", *(["decided after"] if decided_after else []), "largest sources")
+    header = (
+        "output",
+        "probability",
+        "alternatives",
+        *(["decided after"] if decided_after else []),
+        "top attributions",
+    )
     rows = [
         (
             visible(symbol),
@@ -88,7 +130,7 @@ def _contributions(symbols: Sequence[str], values: Sequence[float]) -> str:
 
 
 def _role(head: HeadRecord) -> str:
-    """Return what a head does with its main score, such as "previous token 0.98"; without a role, in parentheses."""
+    """Return the role of a head with its main score, such as "previous token 0.98"; without a role, in parentheses."""
     name, role = head["main_score"], head["role"]
     if name is None:
         return ""
@@ -96,12 +138,20 @@ def _role(head: HeadRecord) -> str:
     return f"{role} {score}" if role else f"({name} {score})"
 
 
-def _without(ablation: AblationRecord) -> tuple[str, ...]:
+def _without(ablations: Mapping[str, AblationRecord], sizes: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
     """Return the cells of an ablation, with the part, or the category, whose error rate increases most."""
-    loss, increase = ablation["loss_increase"], ablation["errors_increase"]
-    errors = increase["part"] or increase["category"]
+    if not ablations:
+        return ("",) * len(WITHOUT)
+    ablation = ablations["mean"]
+    by = "part" if ablation["errors_increase"]["part"] else "category"
+    errors = {
+        name: effect
+        for name, effect in ablation["errors_increase"][by].items()
+        if effect[1] > 0 and sizes[by][name] >= MIN_GROUP
+    }
     most = max(errors, key=lambda name: errors[name][0], default="")
-    at = f"{most} {_signed(errors[most][0])}" if most and errors[most][1] > 0 else ""
+    at = f"{most} {_signed(errors[most][0])}" if most else ""
+    loss = ablation["loss_increase"]
     return _signed(loss[0]), _interval(loss), f"{ablation['exact_match']:.3f}", at
 
 
@@ -111,5 +161,11 @@ def _interval(effect: Sequence[float]) -> str:
 
 
 def _signed(value: float) -> str:
-    text = f"{value:+.2f}"
-    return text if float(text) else "0.00"
+    """Return a number with its sign and two significant digits, and at most four decimals."""
+    text = f"{value:+.0f}" if abs(value) >= 10 else f"{value:+.{1 if abs(value) >= 1 else _decimals(value)}f}"
+    return text if float(text) else "0"
+
+
+def _decimals(value: float) -> int:
+    """Return the number of decimals of two significant digits, at most four, of a number below 1."""
+    return 4 if abs(value) < 0.01 else 3 if abs(value) < 0.1 else 2

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_tfm.reporting.collect import Json, RunPage
-from lightning_tfm.reporting.inspection import sentences, summary, tables
+from lightning_tfm.reporting.inspection import further_tables, sentences, summary, tables
 from lightning_tfm.reporting.verdict import compare_pages, result
 from lightning_tfm.runs.record import Run
 
@@ -49,7 +49,7 @@ def render(pages: Sequence[RunPage]) -> str:
                 "name": page.name,
                 "summary": summary(page.inspection),
                 "sentences": sentences(page.inspection),
-                "tables": tables(page.inspection),
+                "tables": [*tables(page.inspection), *further_tables(page.inspection)],
             }
             for page in pages
             if page.inspection

@@ -14,7 +14,7 @@ class OutcomeRecord(TypedDict):
     """Quality of the outputs of a network on the sample.
 
     Attributes:
-        loss: the negative log probability of an example, in nats.
+        loss: the loss, in nats per target.
         exact_match: the share of examples whose most probable tokens are all right.
         errors: the error rate by position, part and category of the target.
     """
@@ -25,7 +25,7 @@ class OutcomeRecord(TypedDict):
 
 
 class AblationRecord(OutcomeRecord):
-    """Outcome without a part, and its differences from that of the network.
+    """Outcome of an ablation, and its differences from that of the network.
 
     Attributes:
         loss_increase: the increase of the loss.
@@ -43,7 +43,7 @@ class PartRecord(TypedDict):
 
     Attributes:
         name: its name in the network.
-        without: its ablation by each method: "zero", "mean" and "resample".
+        without: its ablation by each method: "zero", "mean" and "resample"; empty for a head without a context.
     """
 
     name: str
@@ -69,11 +69,24 @@ class BackupRecord(TypedDict):
 
     Attributes:
         heads: their names.
-        loss: the increase of the loss without both that exceeds the sum of the increases without each.
+        errors_increase: the interaction, with a simultaneous interval: the increase of the error rate without both
+            heads minus the sum of the increases without each.
     """
 
     heads: tuple[str, str]
-    loss: EffectRecord
+    errors_increase: EffectRecord
+
+
+class SetRecord(TypedDict):
+    """Smallest set of heads that keeps 99% of the exact match.
+
+    Attributes:
+        heads: their names.
+        exact_match: the exact match if all other heads are ablated by their mean.
+    """
+
+    heads: list[str]
+    exact_match: EffectRecord
 
 
 class TextRecord(TypedDict):
@@ -92,6 +105,7 @@ class TextRecord(TypedDict):
         integrated_gradients: what each input symbol adds to the log probability of each output symbol (T, S), in nats.
         integrated_gradients_errors: the differences between the sums of these and those that they approximate (T).
         occlusion: the decrease of the log probability of each output symbol without each input symbol (T, S), in nats.
+        decoder_symbols: the symbol of each input of a decoder that attends to an encoder; empty without one.
         against: the text whose states are patched.
         patching: the share of its log probability that each state restores, by layer and position.
     """
@@ -108,6 +122,7 @@ class TextRecord(TypedDict):
     integrated_gradients: list[list[float]]
     integrated_gradients_errors: list[float]
     occlusion: list[list[float]]
+    decoder_symbols: list[str]
     against: NotRequired[str]
     patching: NotRequired[dict[str, list[float]]]
 
@@ -117,21 +132,25 @@ class NetworkRecord(TypedDict):
 
     Attributes:
         examples: the number of examples.
+        group_sizes: the number of examples of each position, part and category of the target.
         full: the outcome of the network.
         heads: its heads.
         components: its feed-forward networks and layers.
+        ablated_pairs: the number of pairs of heads that were ablated; 0 if there are too many.
         backups: the pairs of heads that back each other up.
-        smallest_set: the names of heads that keep 99% of the exact match without the others.
+        smallest_set: the smallest set of heads; null without heads, or if no output is right.
         lens: the outcome if the network ended after each layer.
         direct: the mean contribution of each part to the logit of the targets.
     """
 
     examples: int
+    group_sizes: dict[str, dict[str, int]]
     full: OutcomeRecord
     heads: list[HeadRecord]
     components: list[PartRecord]
+    ablated_pairs: int
     backups: list[BackupRecord]
-    smallest_set: list[str]
+    smallest_set: SetRecord | None
     lens: dict[str, OutcomeRecord]
     direct: dict[str, EffectRecord]
 
@@ -142,9 +161,11 @@ class Inspection(NetworkRecord):
     Attributes:
         checkpoint: the checkpoint.
         data: the name of the test set.
+        seed: the seed with which the examples were drawn.
         texts: the inspected texts.
     """
 
     checkpoint: str
     data: str
+    seed: int
     texts: list[TextRecord]

@@ -388,7 +388,8 @@ class Run:
 
     def write_inspection(self, inspection: Inspection) -> None:
         """Write the results of `inspect`."""
-        write_text(self.inspection_folder / self.INSPECTION, json.dumps(inspection, ensure_ascii=False))
+        content = json.dumps(inspection, ensure_ascii=False, allow_nan=False)
+        write_text(self.inspection_folder / self.INSPECTION, content)
 
     # Metrics
 

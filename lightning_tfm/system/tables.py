@@ -26,17 +26,24 @@ def latex(tables: Iterable[Table], sentences: Sequence[str]) -> str:
     parts = []
     for title, header, rows in tables:
         first, *others = (" & ".join(map(_escaped, row)) + r" \\" for row in (header, *rows))
-        begin = rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}"
-        lines = [f"% {title}", begin, r"\toprule", first, r"\midrule", *others, r"\bottomrule", r"\end{tabular}"]
+        columns = "".join("r" if all(map(_is_number, cells)) else "l" for cells in zip(*rows, strict=True))
+        lines = [f"% {' '.join(title.split())}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule", first, r"\midrule"]
+        lines += [*others, r"\bottomrule", r"\end{tabular}"]
         parts.append("".join(f"{line}\n" for line in lines))
     parts.append("".join(f"% {sentence}\n" for sentence in sentences))
     return "\n".join(filter(None, parts))
+
+
+def _is_number(cell: str) -> bool:
+    """Return whether a cell is empty, a number or an interval, which is aligned on the right."""
+    return re.match(r"[^-+<\d]", cell) is None
 
 
 def _escaped(text: str) -> str:
     """Return a cell in LaTeX."""
     special: dict[str, str | int | None] = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
     special |= {"^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "\N{OPEN BOX}": r"\textvisiblespace{}"}
+    special |= {"\N{RETURN SYMBOL}": r"$\hookleftarrow$", "\N{RIGHTWARDS ARROW TO BAR}": r"$\rightarrow$"}
     special |= {character: f"\\{character}" for character in "&%$#_{}"}
     text = text.translate(str.maketrans(special)).replace(" to ", " to~")
     return re.sub(r"(?<!\w)-(?=\d)", "$-$", text)

@@ -83,17 +83,21 @@ class AlignmentScores(Metric):
         self.by_head.append(torch.cat(by_layer).unsqueeze(0))  # (1, N, 4)
         self.symbols.append(torch.stack([value.sum() for value in (is_sure, gold.any(-1), is_target)]).unsqueeze(0))
 
-    def compute(self) -> dict[str, Tensor]:
-        """Return the scores by name, such as `alignment/decoder.1.cross_attention/head_0/accuracy`."""
+    def by_name(self) -> dict[str, Tensor]:
+        """Return each score of all heads (N), in the order of `heads`."""
         correct, sure_correct, linked, entropies = exact_sum(dim_zero_cat(self.by_head)).unbind(1)  # (N)
         sure, gold, symbols = dim_zero_cat(self.symbols).sum(0)
         accuracy = correct / gold.clamp(min=1)
-        scores = {
+        return {
             "accuracy": accuracy,
             "aer": 1 - (sure_correct + correct) / (linked + sure).clamp(min=1),
             "entropy": entropies / symbols,
         }
-        self.best_head = self.heads[int(accuracy.argmax())]
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return the scores by name, such as `alignment/decoder.1.cross_attention/head_0/accuracy`."""
+        scores = self.by_name()
+        self.best_head = self.heads[int(scores["accuracy"].argmax())]
         return {
             f"alignment/{layer}/head_{head}/{name}": values[index]
             for index, (layer, head) in enumerate(self.heads)

@@ -5,7 +5,7 @@ import torch
 
 from lightning_tfm.inference import LanguageModelPredictor, MaskedLanguageModelPredictor
 from lightning_tfm.inference.loading import load
-from lightning_tfm.insight import inspect_text
+from lightning_tfm.insight import attribution, inspect_text
 from lightning_tfm.insight.sample import logits_of
 from lightning_tfm.runs.record import Run
 from lightning_tfm.tokenization import SubwordTokenizer
@@ -46,7 +46,7 @@ def test_the_output_for_a_text_is_inspected(trained):
     predictor = load(trained / "checkpoints/best.ckpt")
     line = LINES.get(type(predictor)) or Run(trained).predictions[0]["source"]
     result = inspect_text(predictor, line)
-    forced = predictor.forced(line)
+    forced = predictor.teacher_forced(line)
     T, S = len(result["target_symbols"]), len(result["input_symbols"])
     for name in ("integrated_gradients", "occlusion"):
         assert torch.tensor(result[name]).shape == (T, S)
@@ -60,15 +60,16 @@ def test_the_output_for_a_text_is_inspected(trained):
         assert len(steps) == T
 
 
-def test_patching_between_texts(tmp_path_factory, tmp_path, command):
+def test_patching_between_texts(tmp_path_factory, tmp_path, command, monkeypatch):
+    monkeypatch.setattr(attribution, "LEAST_DIFFERENCE", 0)
     trained = trained_run("spelling_gpt", tmp_path_factory)
     arguments = ("inspect", trained / "checkpoints/best.ckpt", "--examples", 4, "--output", tmp_path)
     command(*arguments, "--input", "abc", "--against", "acb")
     (text,) = Run(tmp_path).inspection["texts"]
     assert {len(effects) for effects in text["patching"].values()} == {len(text["input_symbols"])}
-    assert (Run(tmp_path).inspection_folder / "text_1_patching.png").exists()
+    assert (Run(tmp_path).inspection_folder / "text_1_patching_input.png").exists()
     message = command(*arguments, "--input", "abc", "--against", "ab", status=2).err
-    assert "--against 'ab': both inputs must have as many tokens" in message
+    assert "--against 'ab': both inputs must have the same number of tokens" in message
 
 
 @pytest.mark.parametrize(

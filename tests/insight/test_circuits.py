@@ -78,7 +78,7 @@ def test_heads_of_an_induction_circuit_are_named():
     assert inspection["full"]["exact_match"] == 1
     named = {"layers.0.self_attention.0": "previous token", "layers.1.self_attention.2": "induction"}
     assert roles(inspection) == named
-    assert set(inspection["smallest_set"]) == set(named)
+    assert set(inspection["smallest_set"]["heads"]) == set(named)
 
 
 def test_the_head_that_attends_to_equal_tokens_is_named():
@@ -89,7 +89,7 @@ def test_the_head_that_attends_to_equal_tokens_is_named():
     inspection = inspect_network(network, Sample(sample.inputs, (text + 1) % VOCAB_SIZE, is_repeated))
     assert inspection["full"]["exact_match"] == 1
     assert roles(inspection) == {"layers.0.self_attention.1": "same token"}
-    assert inspection["smallest_set"] == ["layers.0.self_attention.1"]
+    assert inspection["smallest_set"]["heads"] == ["layers.0.self_attention.1"]
 
 
 def test_the_head_that_reads_a_part_is_named():
@@ -121,7 +121,7 @@ def test_the_useful_head_among_random_ones_is_found(order, head):
     name = f"decoder.0.cross_attention.{head}"
     assert inspection["full"]["exact_match"] == 1
     assert roles(inspection) == {name: "follows the alignment"}
-    assert inspection["smallest_set"] == [name]
+    assert inspection["smallest_set"]["heads"] == [name]
     scores = head_scores(network, sample)["decoder.0.cross_attention", head]
     assert scores["alignment"] == 1
     assert scores["aer"] == 0
@@ -139,5 +139,17 @@ def test_heads_that_back_each_other_up_are_found():
     assert not ablator.without([first, second]).exact.any()
     inspection = inspect_network(network, sample)
     assert [pair["heads"] for pair in inspection["backups"]] == [(str(first), str(second))]
-    assert roles(inspection) == dict.fromkeys([str(first), str(second)], "follows the alignment")
-    assert len(inspection["smallest_set"]) == 1
+    assert roles(inspection) == dict.fromkeys([str(first), str(second)], "follows the alignment, backed up")
+    assert len(inspection["smallest_set"]["heads"]) == 1
+
+
+def test_heads_with_independent_contributions_do_not_back_each_other_up():
+    """Without one of three equal heads, the output is still right, and without two, since the third remains."""
+    network = copying_network(order_matrix(FORWARD), [0, 1, 2])
+    inspection = inspect_network(network, copies(FORWARD))
+    assert inspection["full"]["exact_match"] == 1
+    assert inspection["ablated_pairs"] == 66
+    assert inspection["backups"] == []
+    assert roles(inspection) == {}
+    assert len(inspection["smallest_set"]["heads"]) == 1
+    assert inspection["smallest_set"]["exact_match"].mean == 1

@@ -9,10 +9,11 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.inference.decoding import decode
 from lightning_tfm.insight import components, interventions
 from lightning_tfm.networks import GPT, AttentionLSTM, Transformer
+from lightning_tfm.tokenization import PAD
 from support.networks import VOCAB_SIZE, step_by_step, tiny
 
 
-def test_recordings_change_no_bit(network, batch):
+def test_recording_changes_no_output(network, batch):
     expected = network(*batch)
     with interventions(network) as touch:
         recorded = {component: touch.record(component.name) for component in components(network)}
@@ -55,17 +56,29 @@ def test_a_head_is_ablated_as_by_zero_columns_of_the_projection(head, batch):
     torch.testing.assert_close(ablated, network(*batch))
 
 
-def test_a_network_without_all_but_one_path_equals_one_without_the_rest(batch):
-    """The output is that of a network of one layer."""
+def test_ablating_all_but_one_path_equals_a_network_with_this_path_alone(batch):
+    """One head of the first layer and the feed-forward network of the second remain."""
     network = tiny(GPT, dropout=0.0)().eval()
     with interventions(network) as touch:
+        for head in (0, 1, 3):
+            touch.scale("layers.0.self_attention", by=0.0, head=head)
+        touch.scale("layers.0.feed_forward", by=0.0)
         touch.scale("layers.1.self_attention", by=0.0)
-        touch.scale("layers.1.feed_forward", by=0.0)
         ablated = network(*batch)
-    short = tiny(GPT, dropout=0.0, num_layers=1)().eval()
-    weights = {name: weight for name, weight in network.state_dict().items() if not name.startswith("layers.1.")}
-    short.load_state_dict(weights)
-    torch.testing.assert_close(ablated, short(*batch))
+    source, target_in = batch
+    S = source.size(1)
+    tokens = torch.cat(batch, dim=1)
+    real = torch.cat((source != PAD, torch.ones_like(target_in, dtype=torch.bool)), dim=1)
+    positions = network.positions.number_sequence(source != PAD, target_in.size(1))
+    x = network.embedding(tokens) + network.positions.weight[positions]
+    attention, feed_forward = network.layers[0].self_attention, network.layers[1].feed_forward
+    first, second = network.layers[0].add_self.norm, network.layers[1].add_feed_forward.norm
+    query, key, value = (part[..., 8:12] for part in attention.qkv_proj(first(x)).chunk(3, dim=-1))
+    mask = torch.ones(tokens.size(1), tokens.size(1), dtype=torch.bool).tril() & real.unsqueeze(1)
+    weights = (query @ key.transpose(1, 2) / 2).masked_fill(~mask, -1e9).softmax(-1)
+    x = x + (weights @ value) @ attention.out_proj.weight[:, 8:12].T + attention.out_proj.bias
+    x = x + feed_forward(second(x))
+    torch.testing.assert_close(ablated, network.head(network.norm(x))[:, S:])
 
 
 def test_gradients_flow_through_an_intervention(network, batch):
@@ -98,10 +111,12 @@ def test_unknown_components_and_heads_are_refused():
     with interventions(tiny(GPT)()) as touch:
         with pytest.raises(UserError, match=r"no component 'layer\.0'"):
             touch.scale("layer.0", by=0.0)
-        with pytest.raises(UserError, match=r"head must be at most 3 for layers\.0\.self_attention, but is 4"):
+        with pytest.raises(UserError, match=r"head must be from 0 to 3 for layers\.0\.self_attention, but is 4"):
             touch.scale("layers.0.self_attention", by=0.0, head=4)
         with pytest.raises(UserError, match=r"head must be None for layers\.0\.feed_forward"):
             touch.record("layers.0.feed_forward", head=0)
+    with pytest.raises(UserError, match="interventions must be made within their context, but it has ended"):
+        touch.scale("layers.0", by=0.0)
 
 
 def test_every_part_of_a_network_is_a_component():

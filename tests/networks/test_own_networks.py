@@ -81,6 +81,7 @@ COMMANDS = [
     "export {checkpoint} --output {output}",
     "export {checkpoint} --format torch_export --output {output}",
     "test --config {run}/config.yaml --ckpt_path {checkpoint}",
+    "inspect {checkpoint} --examples 4 --output {output}",
 ]
 
 
