@@ -47,10 +47,10 @@ def inspect(arguments: list[str]) -> int:
         raise UserError("--against needs a text to compare with; add --input TEXT")
     if options.examples < 2:
         raise UserError(f"--examples must be at least 2, but is {options.examples}; try {EXAMPLES}")
+    predictor = load(options.checkpoint, options.trust_package)
     written = Run(options.output or Path(options.checkpoint).resolve().parent.parent)
     if not options.output and not written.exists:
         raise UserError(f"{options.checkpoint!r} is not in the folder of a run; add --output FOLDER")
-    predictor = load(options.checkpoint, options.trust_package)
     network = predictor.network
     with progress_bar("inspecting", total=len(options.input) + number_of_steps(network)) as bar:
         texts = []

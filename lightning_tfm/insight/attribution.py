@@ -26,7 +26,7 @@ STEPS, MAX_STEPS = 50, 3_200
 COMPLETE = 0.01
 """Largest error of integrated gradients that are complete, relative to the difference that they sum to, or in nats."""
 
-LEAST_DIFFERENCE = 0.1
+LEAST_DIFFERENCE = 0.001
 """Least difference between the log probabilities of an output for two inputs, in nats, of which a share is measured."""
 
 EMBEDDING, BIAS, OTHER = Part("embedding"), Part("bias"), Part("other")

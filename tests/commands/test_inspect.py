@@ -85,6 +85,14 @@ def test_invalid_arguments(options, message, tmp_path_factory, command):
     assert message in command("inspect", trained / "checkpoints/best.ckpt", *options, status=2).err
 
 
+def test_a_checkpoint_outside_a_run_needs_a_folder(tmp_path_factory, tmp_path, command):
+    copy = tmp_path / "folder/of/copy.ckpt"
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes((trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt").read_bytes())
+    assert "is not in the folder of a run; add --output FOLDER" in command("inspect", copy, status=2).err
+    assert "there is no checkpoint" in command("inspect", tmp_path / "nothing.ckpt", status=2).err
+
+
 def test_the_report_shows_the_inspection(tmp_path_factory, tmp_path, command, browser):
     trained = trained_run("spelling_gpt", tmp_path_factory)
     run = tmp_path / "run"
