@@ -1,4 +1,4 @@
-"""`lightning-tfm inspect`: show what each head does, and what breaks without it."""
+"""`lightning-tfm inspect`: show the roles of heads, and the effects of ablations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.commands.parser import CommandParser, trust_arguments
 from lightning_tfm.data import TaskDataModule
 from lightning_tfm.errors import UserError
 from lightning_tfm.fit.cli import SettingsCLI, run
@@ -57,7 +57,7 @@ def inspect(arguments: list[str]) -> int:
         for text in options.input:
             texts.append(inspect_text(predictor, text, options.against))
             bar.update()
-        trusted = ["--trust-package", ",".join(options.trust_package)] if options.trust_package else []
+        trusted = trust_arguments(options.trust_package)
         name, sample = draw_sample(network, options.checkpoint, options.examples, [*settings, *trusted])
         record = inspect_network(network, sample, bar.update)
     result: Inspection = {
@@ -80,9 +80,9 @@ def make_parser() -> CommandParser:
     """Return the parser of the command."""
     parser = CommandParser(
         "lightning-tfm inspect",
-        description="Show what each head of a trained network does and what breaks without it, on a sample of the test "
-        "data of the checkpoint, and which layers and symbols decide the output for a text. Further options are those "
-        "of test, such as --data.path for other data.",
+        description="Show the roles of the heads of a trained network and the effects of ablations, on a sample of the "
+        "test data of the checkpoint, and the layers and symbols that decide the output for a text. Further options "
+        "are those of test, such as --data.path for other data.",
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file that fit has written")
     parser.add_argument(
@@ -171,11 +171,10 @@ def _figures(result: Inspection) -> Iterator[tuple[str, Figure]]:
         patched = text.get("patching", {})
         title = f"{text.get('against')} patched into {text['input']}"
         for side, symbols in (("input", text["input_symbols"]), ("decoder", text["decoder_symbols"])):
-            is_side = side == "decoder" if text["decoder_symbols"] else False
             rows = {
                 layer: effects
                 for layer, effects in patched.items()
-                if layer.startswith("decoder") == is_side and len(effects) == len(symbols)
+                if layer.startswith("decoder") == (side == "decoder") and len(effects) == len(symbols)
             }
             if rows:
                 columns = [*map(visible, symbols)]

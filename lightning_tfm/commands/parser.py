@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -55,3 +56,8 @@ class CommandParser(ArgumentParser):
         elif message.endswith("expected one argument"):
             message += ", which follows = if it begins with -"
         raise UserError(f"{self.prog.split()[-1]}: {message}; `{self.prog} --help` lists the settings")
+
+
+def trust_arguments(packages: Sequence[str]) -> list[str]:
+    """Return the arguments by which another command trusts the same packages, none without packages."""
+    return ["--trust-package", ",".join(packages)] if packages else []

@@ -20,7 +20,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.commands.parser import CommandParser, trust_arguments
 from lightning_tfm.commands.seeds import SeededRuns, parse_seeds
 from lightning_tfm.comparison.statistics import COVERAGE, student_reach
 from lightning_tfm.config.experiments import (
@@ -64,7 +64,7 @@ def reproduce(arguments: list[str]) -> int:
     seeds = parse_seeds(options.seeds)
     experiments = _experiments(options.names)
     source = _checked_source(options.output)
-    trusted = ["--trust-package", ",".join(options.trust_package)] if options.trust_package else []
+    trusted = trust_arguments(options.trust_package)
     groups = [SeededRuns(["--config", str(experiment.path), *trusted], options.output) for experiment in experiments]
     handle_signals(interrupt)
     results: list[Result] = []

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, lock_descriptor
 
-from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.commands.parser import CommandParser, trust_arguments
 from lightning_tfm.config.settings import settings_of_weights
 from lightning_tfm.errors import UserError, handle_signals, interrupt, rank_zero_print, shell_quote
 from lightning_tfm.fit.cli import SettingsCLI, run
@@ -165,7 +165,7 @@ class Worker:
         self.file = read_sweep_file(options.specification)
         self.folder = options.output or Path("runs", "sweeps", options.specification.stem)
         self.jobs, self.url = options.jobs, options.storage
-        self.trusted = ["--trust-package", ",".join(options.trust_package)] if options.trust_package else []
+        self.trusted = trust_arguments(options.trust_package)
         self.database: RDBStorage | None = None
         self.running: list[TrialRun] = []
         self.kills: Counter[Path] = Counter()

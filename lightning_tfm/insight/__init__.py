@@ -1,4 +1,4 @@
-"""Looking into a trained network: interventions, scores of heads, ablations and attributions."""
+"""Inspection of trained networks: interventions, scores of heads, ablations and attributions."""
 
 from lightning_tfm.insight.ablation import Ablation, Ablator, Effect, heads_of, parts_of
 from lightning_tfm.insight.attribution import (

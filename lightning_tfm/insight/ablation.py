@@ -20,8 +20,8 @@ from lightning_tfm.networks import Network
 from lightning_tfm.tokenization import PAD
 
 Method = Literal["zero", "mean", "resample"]
-"""What replaces an ablated output: 0; its mean over the tokens of all examples; or the output for another example, at
-the same position (Chan et al. 2022)."""
+"""Replacement of an ablated output: 0; the mean output over the tokens of all examples; or, with "resample", the output
+for another example at the same position (Chan et al. 2022)."""
 
 METHODS: tuple[Method, ...] = ("zero", "mean", "resample")
 
@@ -35,7 +35,7 @@ RESAMPLES = 4_999
 """Number of bootstrap samples of an interval."""
 
 MATERIAL = 0.01
-"""Least increase that counts, of the loss in nats per target or of an error rate."""
+"""Minimum increase of the loss, in nats per target, or of an error rate, for an effect to be material."""
 
 MAX_PAIRS = 1_000
 """Maximum number of pairs of heads; pairs are not ablated if there are more."""
@@ -157,7 +157,7 @@ class Ablator:
                 yield part
 
     def ablate(self, part: Part, method: Method = "zero") -> Ablation:
-        """Return what changes without a part."""
+        """Return the effects of the ablation of a part."""
         result = self.without([part], method)
         more_wrong = self.full.is_right.float() - result.is_right.float()  # (B, T)
         return Ablation(

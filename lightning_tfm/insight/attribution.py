@@ -1,4 +1,4 @@
-"""Attributions: which layer, component, position and symbol an output comes from.
+"""Attributions of an output to layers, components, positions and symbols.
 
 Shapes: batch B, tokens T, width D, ids V, positions P.
 """
@@ -24,10 +24,10 @@ STEPS, MAX_STEPS = 50, 3_200
 """Number of steps of integrated gradients, which is doubled, up to the maximum, until they are complete."""
 
 COMPLETE = 0.01
-"""Largest error of integrated gradients that are complete, relative to the difference that they sum to, or in nats."""
+"""Maximum error of complete integrated gradients, relative to the difference that they sum to, or in nats."""
 
 LEAST_DIFFERENCE = 0.001
-"""Least difference between the log probabilities of an output for two inputs, in nats, of which a share is measured."""
+"""Minimum difference between the log probabilities of an output for two inputs, in nats, for patching."""
 
 EMBEDDING, BIAS, OTHER = Part("embedding"), Part("bias"), Part("other")
 """Contributions to the residual stream that are not those of a head or a feed-forward network."""
@@ -64,7 +64,7 @@ def logit_lens(network: Network, inputs: tuple[Tensor, ...]) -> dict[str, Tensor
 
 @torch.no_grad()
 def direct_logit_attribution(network: Network, sample: Sample) -> dict[Part, Tensor]:
-    """Return what each head, feed-forward network, the embedding and the biases add to the logit of each target (B, T).
+    """Return the contributions (B, T) of all heads, feed-forward networks, the embedding and the biases to the logits.
 
     The contributions sum to the logit. The scale of each layer norm is that of the whole residual stream, so that the
     norm is linear (Elhage et al. 2021).
@@ -174,7 +174,7 @@ def _recorded(network: Network) -> Iterator[_Stream]:
 
 @torch.no_grad()
 def patching(network: Network, inputs: tuple[Tensor, ...], other: Sample) -> dict[str, Tensor]:
-    """Return how far the states of another example move the output towards its own, by layer and position (P).
+    """Return the effects of patching the states of another example, by layer and position (P).
 
     The output of a layer, or of a recurrent encoder, at one position is replaced by that for the other example (Meng et
     al. 2022). The value is the share of the difference between the log probabilities of the other's targets that this
@@ -259,7 +259,7 @@ class _Embedded:
 
 
 def integrated_gradients(network: Network, sample: Sample) -> tuple[Tensor, Tensor]:
-    """Return what each symbol of the input adds to the log probability of each target (T, S).
+    """Return the integrated gradients of the log probability of each target for each input symbol (T, S).
 
     The gradients with respect to the embeddings are averaged on the line from 0 to the embeddings (Sundararajan et al.
     2017). The input is the source, or the text, or source and target in one sequence.
@@ -299,7 +299,7 @@ def integrated_gradients(network: Network, sample: Sample) -> tuple[Tensor, Tens
 
 @torch.no_grad()
 def occlusion(network: Network, sample: Sample) -> Tensor:
-    """Return by how much the log probability of each target decreases without each symbol of the input (T, S).
+    """Return the decrease of the log probability of each target without each input symbol (T, S).
 
     The embedding of the symbol is replaced by 0 (Zeiler & Fergus 2014).
     """

@@ -41,14 +41,14 @@ ROLES = {
     "alignment": "follows the alignment",
     "alignment_later": "follows the alignment, one step later",
 }
-"""What a head does, in words, by score."""
+"""Roles of heads, by the name of the score."""
 
 ROLE_SCORE = 0.5
-"""Score above which a head has a role."""
+"""Minimum score of a head with a role, exclusive."""
 
 
 def number_of_steps(network: Network) -> int:
-    """Return how often `inspect_network` calls `progress` at least."""
+    """Return the minimum number of calls of `progress` by `inspect_network`."""
     return len(parts_of(network)) + number_of_pairs(network) + len(heads_of(network)) + 2
 
 
@@ -80,10 +80,8 @@ def inspect_network(network: Network, sample: Sample, progress: Callable[[], obj
             backups.append({"heads": (str(first), str(second)), "errors_increase": effect})
             backed_up |= {first, second}
         progress()
-    smallest_set = None
-    if heads and ablator.full.exact.any():
-        by_effect = sorted(heads, key=lambda head: ablations[head]["mean"].loss.mean)
-        smallest_set = ablator.smallest_set(by_effect, progress)
+    by_effect = sorted(heads, key=lambda head: ablations[head]["mean"].loss.mean)
+    smallest_set = _smallest_set(ablator, by_effect, progress)
     lens, direct = _lens(network, sample), _direct(network, sample, ablator)
     progress()
     tests = max(1, len(heads))
@@ -91,12 +89,12 @@ def inspect_network(network: Network, sample: Sample, progress: Callable[[], obj
     for head in dict.fromkeys([*heads, *scores]):  # a head without a context has scores only
         known = scores.get(head, {})
         record: HeadRecord = {"name": str(head), "without": {}, "scores": known, "main_score": None, "role": ""}
+        mean, is_used = None, False
         if head in ablations:
             mean = ablations[head]["mean"]
             is_used = ablator.loss_increase(mean.outcome, tests).is_material
-            record["role"] = role(known, mean, is_used, head in backed_up)
             record["without"] = _without(ablations[head], sample)
-        record["main_score"] = main_score(known, record["role"])
+        record["main_score"], record["role"] = role(known, mean, is_used, head in backed_up)
         records.append(record)
     return {
         "examples": len(sample),
@@ -112,48 +110,52 @@ def inspect_network(network: Network, sample: Sample, progress: Callable[[], obj
         ],
         "ablated_pairs": number_of_pairs(network),
         "backups": sorted(backups, key=lambda pair: -pair["errors_increase"][0]),
-        "smallest_set": _smallest_set(ablator, heads, smallest_set),
+        "smallest_set": smallest_set,
         "lens": lens,
         "direct": direct,
     }
 
 
-def role(scores: Mapping[str, float], without: Ablation, is_used: bool, is_backed_up: bool) -> str:
-    """Return what a head does, in words; "" unless a score is high and an ablation shows an effect.
+def role(
+    scores: Mapping[str, float], without: Ablation | None, is_used: bool, is_backed_up: bool
+) -> tuple[str | None, str]:
+    """Return the main score of a head, by name, and its role.
+
+    The role is "" unless a score is high and an ablation shows an effect. The main score is that of the role or,
+    without a role, the largest score that can give one; None without any.
 
     Args:
         scores: the scores of the head.
-        without: the ablation of the head. If the head reads the source of a part of the target, the error rate of this
-            part must increase.
+        without: the ablation of the head; None for a head without a context. If the head reads the source of a part of
+            the target, the error rate of this part must increase.
         is_used: whether the loss increases without the head.
         is_backed_up: whether another head backs it up, so that errors increase without both.
     """
-    high = [name for name in ROLES if scores.get(name, 0) > ROLE_SCORE]
-    if high and (is_used or is_backed_up):
-        name = ROLES[max(high, key=lambda name: scores[name])]
-        return name if is_used else f"{name}, backed up"
-    read = [
-        name.removeprefix(READS)
-        for name, score in scores.items()
-        if name.startswith(READS)
-        and score > ROLE_SCORE
-        and without.errors["part"][name.removeprefix(READS)].is_material
-    ]
-    return f"looks at {' and '.join(f'the {part}' for part in read)}" if read else ""
+
+    def largest(names: Sequence[str]) -> str | None:
+        return max(names, key=lambda name: scores[name], default=None)
+
+    of_parts = [name for name in scores if name.startswith(READS)]
+    named = [name for name in ROLES if name in scores]
+    high = largest([name for name in named if scores[name] > ROLE_SCORE])
+    if high is not None and (is_used or is_backed_up):
+        return high, ROLES[high] if is_used else f"{ROLES[high]}, backed up"
+    errors = {} if without is None else without.errors["part"]
+    read = {
+        name: name.removeprefix(READS)
+        for name in of_parts
+        if scores[name] > ROLE_SCORE and errors and errors[name.removeprefix(READS)].is_material
+    }
+    if read:
+        return largest(of_parts), f"looks at {' and '.join(f'the {part}' for part in read.values())}"
+    return largest([*of_parts, *named]), ""
 
 
-def main_score(scores: Mapping[str, float], role: str) -> str | None:
-    """Return the name of the score of a role or, without a role, of the largest score that can give one."""
-    of_role = [name for name, text in ROLES.items() if name in scores and role.removesuffix(", backed up") == text]
-    read = [name for name in scores if name.startswith(READS)]
-    candidates = of_role or (read if role else [*read, *(name for name in ROLES if name in scores)])
-    return max(candidates, key=lambda name: scores[name], default=None)
-
-
-def _smallest_set(ablator: Ablator, heads: Sequence[Part], remaining: Sequence[Part] | None) -> SetRecord | None:
+def _smallest_set(ablator: Ablator, heads: Sequence[Part], progress: Callable[[], object]) -> SetRecord | None:
     """Return the record of the smallest set of heads; None without heads, or if no output is right."""
-    if remaining is None:
+    if not heads or not ablator.full.exact.any():
         return None
+    remaining = ablator.smallest_set(heads, progress)
     outcome = ablator.without([head for head in heads if head not in remaining], "mean")
     return {"heads": [*map(str, remaining)], "exact_match": ablator.effect(outcome.exact.float())}
 

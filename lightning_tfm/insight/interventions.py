@@ -175,6 +175,8 @@ def interventions(network: nn.Module) -> Iterator[Interventions]:
         A compiled network runs eagerly within the context, since compiled code skips the hooks.
     """
     touch = Interventions(network)
-    with run_eagerly(), touch.hooks:
-        yield touch
-    touch.have_ended = True
+    try:
+        with run_eagerly(), touch.hooks:
+            yield touch
+    finally:
+        touch.have_ended = True

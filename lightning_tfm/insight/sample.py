@@ -1,4 +1,4 @@
-"""Examples on which a network is inspected, and what the network computes for them.
+"""Samples on which a network is inspected, and the outcomes of a network for them.
 
 Shapes: batch B, source tokens S, target tokens T, ids V.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -61,7 +62,7 @@ class Sample:
     def from_dataset(
         cls, dataset: Any, rows: Tensor, network: Network, target_parts: Mapping[str, Sequence[int]] | None = None
     ) -> Self:
-        """Return the sample of some rows of a dataset, with what is known about them.
+        """Return the sample of some rows of a dataset, with their alignment, parts and categories.
 
         Args:
             dataset: the dataset.
@@ -90,9 +91,9 @@ class Sample:
     def __len__(self) -> int:
         return len(self.targets)
 
-    @property
+    @cached_property
     def groups(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return the masks (B, T) of targets for which errors are counted apart: by position, part and category.
+        """Return the masks (B, T) of the targets at each position, of each part and of each category.
 
         Groups without targets are omitted.
         """
@@ -110,7 +111,7 @@ class Sample:
         return self._map(lambda tensor: tensor.to(device))
 
     def _map(self, function: Any) -> Self:
-        """Return the sample of a function of its tensors."""
+        """Apply a function to each tensor of the sample."""
 
         def mapped(value: Any) -> Any:
             if isinstance(value, Mapping):

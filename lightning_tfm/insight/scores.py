@@ -1,4 +1,4 @@
-"""Scores of attention heads: what the weights of a head look like.
+"""Scores of attention heads, computed from their weights.
 
 Shapes: batch B, heads H, queries T, keys S.
 """
@@ -131,7 +131,7 @@ class _Means:
 
 
 def _add_source_scores(means: _Means, maps: dict[str, Tensor], sample: Sample) -> None:
-    """Add the monotonicity and what the heads read for each part, given the weights (B, H, T, S) over the source."""
+    """Add the scores of monotonicity and of parts, given the weights (B, H, T, S) over the source."""
     is_target = _is_symbol(sample.targets)
     both = is_target[:, 1:] & is_target[:, :-1]
     for name, weights in maps.items():

@@ -1,4 +1,4 @@
-"""Inspection of the output for a text: which layer decides it, and which symbols it comes from."""
+"""Inspection of the output for a text: its alternatives, its attributions, and the layers that decide it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_tfm.insight.sample import Sample, logits_of
 from lightning_tfm.runs.inspection import TextRecord
 
 ALTERNATIVES = 5
-"""Number of most probable symbols at each step."""
+"""Number of alternatives per step."""
 
 
 def as_sample(forced: TeacherForced) -> Sample:
@@ -28,7 +28,7 @@ def inspect_text(predictor: Predictor, line: str, against: str | None = None) ->
     Args:
         predictor: the model, in evaluation mode.
         line: the text.
-        against: another text with as many tokens, whose states are patched into those of the text.
+        against: another text with the same number of tokens, whose states are patched into those of the text.
 
     Raises:
         UserError: if a text has no output, or the texts have different numbers of tokens.

@@ -23,10 +23,10 @@ LEGIBLE = 0.12
 """Minimum distance of two labels, in inches; if the cells are smaller, not all have a label."""
 
 LEAST = 0.005
-"""Absolute value from which on a cell shows its value, if the cells are large enough."""
+"""Minimum absolute value that is printed in a cell."""
 
 LARGE = 0.24
-"""Least width of a cell that shows its value, in inches."""
+"""Minimum width of a cell in which its value is printed, in inches."""
 
 
 def draw_heatmap(
@@ -45,9 +45,9 @@ def draw_heatmap(
         rows: the labels of the rows.
         columns: the labels of the columns.
         title: the title.
-        label: what the values are, with their unit.
-        column_label: what the columns are.
-        row_label: what the rows are.
+        label: the name of the values, with their unit.
+        column_label: the label of the horizontal axis.
+        row_label: the label of the vertical axis.
     """
     array = np.array(values, dtype=float)
     R, C = array.shape

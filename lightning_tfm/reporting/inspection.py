@@ -9,10 +9,10 @@ from lightning_tfm.runs.inspection import AblationRecord, HeadRecord, Inspection
 from lightning_tfm.system.tables import Table
 
 SYMBOLS = 3
-"""Number of alternatives, and of input symbols with the largest contributions, that are named for a symbol."""
+"""Maximum number of alternatives, and of attributions, in a cell."""
 
 LEAST_PROBABILITY = 0.0001
-"""Least probability of an alternative that is named."""
+"""Minimum probability of an alternative in a cell."""
 
 INTERVAL = "95% interval"
 
@@ -22,11 +22,11 @@ WITHOUT = ("loss increase", INTERVAL, "exact match", "largest error increase")
 """Columns of an ablation."""
 
 MIN_GROUP = 10
-"""Minimum number of examples of a part or category whose error increase is named."""
+"""Minimum number of examples of the part or category with the largest error increase."""
 
 
 def summary(inspection: Inspection) -> str:
-    """Return what was inspected, and what the network reaches."""
+    """Return a summary of the sample and of the outcome of the network."""
     full = inspection["full"]
     return (
         f"{inspection['checkpoint']} on {inspection['examples']} examples of {inspection['data']}, drawn with seed "
@@ -80,7 +80,7 @@ def further_tables(inspection: Inspection) -> list[Table]:
 
 
 def sentences(inspection: Inspection) -> list[str]:
-    """Return the smallest set of heads, and what was not measured."""
+    """Return the sentences about the smallest set of heads, and about pairs that were not ablated."""
     texts = []
     if smallest := inspection["smallest_set"]:
         mean, low, high = smallest["exact_match"]
@@ -95,7 +95,7 @@ def sentences(inspection: Inspection) -> list[str]:
 
 
 def _text_table(text: TextRecord) -> Table:
-    """Return what each symbol of the output was chosen from, and which input symbols it comes from."""
+    """Return the table of the probabilities, alternatives and attributions of each output symbol."""
     decided_after = text["decided_after"]
     header = (
         "output",

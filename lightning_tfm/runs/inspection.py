@@ -56,7 +56,7 @@ class HeadRecord(PartRecord):
     Attributes:
         scores: its scores by name.
         main_score: the name of the score of its role or, without a role, of its largest score; null without scores.
-        role: what it does; "" if a score and an ablation do not agree.
+        role: its role; "" unless a score and an ablation agree.
     """
 
     scores: dict[str, float]
@@ -102,8 +102,9 @@ class TextRecord(TypedDict):
         alternatives: the most probable other symbols at each step, with their probabilities.
         lens: the most probable symbols at each step if the network ended after each layer.
         decided_after: the first layer after which each output symbol stays the most probable one; null if none.
-        integrated_gradients: what each input symbol adds to the log probability of each output symbol (T, S), in nats.
-        integrated_gradients_errors: the differences between the sums of these and those that they approximate (T).
+        integrated_gradients: the contributions (T, S) of the input symbols to the log probability of each output
+            symbol, in nats.
+        integrated_gradients_errors: the errors of the sums of the contributions (T), in nats.
         occlusion: the decrease of the log probability of each output symbol without each input symbol (T, S), in nats.
         decoder_symbols: the symbol of each input of a decoder that attends to an encoder; empty without one.
         against: the text whose states are patched.
