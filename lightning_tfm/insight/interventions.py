@@ -85,14 +85,45 @@ def components(network: nn.Module) -> list[Component]:
     return [point.component for point in _points(network).values()]
 
 
+class _EditedForward:
+    """Function that replaces the `forward` of an attention layer, with edits of its weights.
+
+    The `weights` of the layer are the edited ones of the last call. A hook instead would compute the context twice, and
+    run the hooks of the layer's modules twice.
+    """
+
+    def __init__(self, layer: Attention) -> None:
+        self.layer = layer
+        self.edits: list[Edit] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        vars(self.layer).pop("weights", None)
+        weights = self.layer.edited_weights(self._edit, *args, **kwargs)
+        vars(self.layer)["weights"] = lambda *_, **__: weights
+        return self.layer.with_weights(weights, *args, **kwargs)
+
+    def _edit(self, weights: Tensor) -> Tensor:
+        for edit in self.edits:
+            weights = edit(weights)
+        return weights
+
+    def remove(self) -> None:
+        """Restore the methods of the layer."""
+        for name in ("forward", "weights"):
+            vars(self.layer).pop(name, None)
+
+
 class Interventions:
     """Interventions in the components of a network, see `interventions`.
 
-    They take effect in the order of the calls, but those in heads before those in whole components.
+    They take effect in the order of the calls, but those in attention weights before those in heads, and these before
+    those in whole components.
     """
 
     def __init__(self, network: nn.Module) -> None:
+        self.network = network
         self.points = _points(network)
+        self.attention = {name: module for name, module in network.named_modules() if isinstance(module, Attention)}
         self.hooks = ExitStack()
         self.have_ended = False
 
@@ -108,17 +139,13 @@ class Interventions:
         Raises:
             UserError: if there is no such component or head, or the context has ended.
         """
-        if self.have_ended:
-            raise UserError("interventions must be made within their context, but it has ended; open another one")
+        self._check_context()
         if name not in self.points:
             raise UserError(f"the network has no component {name!r}{nearest(name, self.points)}")
         component, output, projection = self.points[name]
-        if head is not None and (component.kind != "attention" or not 0 <= head < component.num_heads):
-            raise UserError(
-                f"head must be from 0 to {component.num_heads - 1} for {name}, but is {head}"
-                if component.kind == "attention"
-                else f"head must be None for {name}, which has no heads, but is {head}"
-            )
+        if head is not None and component.kind != "attention":
+            raise UserError(f"head must be None for {name}, which has no heads, but is {head}")
+        _check_head(name, head, component.num_heads)
         if head is not None and projection is not None:
             hook = projection.register_forward_pre_hook(
                 lambda _, arguments: _edit_head(arguments[0], edit, head, component.num_heads)
@@ -146,12 +173,96 @@ class Interventions:
         """Replace the output of a component, or the context of a head, by a value that can be broadcast to it."""
         self.edit(name, lambda output: value.to(output).expand_as(output), head)
 
+    def edit_weights(self, name: str, edit: Edit, head: int | None = None) -> None:
+        """Replace the weights of an attention layer by a function of them.
+
+        Within the context, `attention_maps` records the edited weights.
+
+        Args:
+            name: the name of an `Attention` of the network, which need not be a component.
+            edit: the function from the weights (B, H, T, S) to others of this shape. It is called once for each call of
+                the layer: while a sequence is decoded, T is 1. For monotonic attention, whose weights depend on those
+                of the query before, it is called once for each query.
+            head: the index of a head, whose weights (B, T, S) are replaced instead.
+
+        Raises:
+            UserError: if there is no such layer or head, or the context has ended.
+        """
+        self._check_context()
+        if name not in self.attention:
+            raise UserError(f"the network has no attention layer {name!r}{nearest(name, self.attention)}")
+        layer = self.attention[name]
+        _check_head(name, head, layer.num_heads)
+        if "forward" not in vars(layer):
+            forward = vars(layer)["forward"] = _EditedForward(layer)
+            self.hooks.callback(forward.remove)
+            # AttentionLSTM calls a layer with hooks also in training, instead of a fused function.
+            self.hooks.callback(layer.register_forward_hook(lambda *_: None).remove)
+        edits = vars(layer)["forward"].edits
+        edits.append(edit if head is None else lambda weights: _edit_weights_of_head(weights, edit, head))
+        self.hooks.callback(edits.pop)
+
+    def attend(self, name: str, query: int, key: int, head: int | None = None) -> None:
+        """Let one query attend to one key only, with a weight of 1.
+
+        Args:
+            name: the name of an attention layer, see `edit_weights`.
+            query: the index of the query, as in `attention_maps`: while a sequence is decoded, the queries of all calls
+                of the layer are counted, those of the source first if source and target are one sequence. A call of the
+                network's `forward` starts at 0 again. A query that is not reached changes nothing.
+            key: the index of the key. It may be masked.
+            head: the index of a head; None for all heads.
+
+        Raises:
+            UserError: as `edit_weights` does; or if query or key are negative, or, when the query is reached, the layer
+                has too few keys.
+        """
+        if query < 0:
+            raise UserError(f"query must be at least 0, but is {query}; try 0")
+        first = 0  # index of the first query of the next call
+
+        def attend(weights: Tensor) -> Tensor:
+            nonlocal first
+            T, S = weights.shape[-2:]
+            index, first = query - first, first + T
+            if not 0 <= index < T:
+                return weights
+            if not 0 <= key < S:
+                raise UserError(f"key must be from 0 to {S - 1} for query {query} of {name}, but is {key}; try {S - 1}")
+            weights = weights.clone()
+            weights[..., index, :] = 0
+            weights[..., index, key] = 1
+            return weights
+
+        def restart(*_: Any) -> None:
+            nonlocal first
+            first = 0
+
+        self.edit_weights(name, attend, head)
+        self.hooks.callback(self.network.register_forward_pre_hook(restart).remove)
+
+    def _check_context(self) -> None:
+        if self.have_ended:
+            raise UserError("interventions must be made within their context, but it has ended; open another one")
+
+
+def _check_head(name: str, head: int | None, num_heads: int) -> None:
+    if head is not None and not 0 <= head < num_heads:
+        raise UserError(f"head must be from 0 to {num_heads - 1} for {name}, but is {head}")
+
 
 def _edit_head(contexts: Tensor, edit: Edit, head: int, num_heads: int) -> Tensor:
     """Return the contexts (B, T, D) of all heads with that of one head replaced."""
     heads = list(contexts.chunk(num_heads, dim=-1))
     heads[head] = edit(heads[head])
     return torch.cat(heads, dim=-1)
+
+
+def _edit_weights_of_head(weights: Tensor, edit: Edit, head: int) -> Tensor:
+    """Return the weights (B, H, T, S) with those of one head replaced."""
+    heads = list(weights.unbind(1))
+    heads[head] = edit(heads[head])
+    return torch.stack(heads, dim=1)
 
 
 def _edit_output(result: Any, edit: Edit) -> Any:

@@ -9,6 +9,7 @@ from lightning_tfm.layers.attention import (
     attention_maps,
     causal_mask,
     check_num_heads,
+    join_heads,
     scaled_dot_product_weights,
     split_heads,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "causal_mask",
     "check_dropout",
     "check_num_heads",
+    "join_heads",
     "lstm_with_attention",
     "monotonic_weights",
     "position_scheme",

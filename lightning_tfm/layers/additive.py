@@ -47,6 +47,10 @@ class AdditiveAttention(AdditiveScores):
         scores = self._scores(self._hidden(query, keys, previous))
         return scores.masked_fill(~mask, -math.inf).softmax(-1)  # (B, S)
 
+    def _attend(self, weights: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the context (B, E) of weights (B, S), and these weights."""
+        return (weights.unsqueeze(1) @ memory).squeeze(1), weights
+
     def forward(
         self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -62,11 +66,15 @@ class AdditiveAttention(AdditiveScores):
         Returns:
             The context (B, E), and the weights (B, S).
         """
-        weights = self._weights(query, keys, mask, previous)
-        return (weights.unsqueeze(1) @ memory).squeeze(1), weights
+        return self._attend(self._weights(query, keys, mask, previous), memory)
 
     def weights(self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
         return self._weights(query, keys, mask, previous)[:, None, None]  # one head, one query
+
+    def with_weights(
+        self, weights: Tensor, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self._attend(weights[:, 0, 0], memory)
 
 
 class LocationAwareAttention(AdditiveAttention):

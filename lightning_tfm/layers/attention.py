@@ -35,7 +35,8 @@ class Attention(nn.Module, ABC):
         head_group: the processes among which the heads are divided; None if this process has all heads.
 
     Note:
-        `forward` may use a fused kernel that never materializes the attention weights; `weights` computes them.
+        `forward` may use a fused kernel that never materializes the attention weights; `weights` computes them, and
+        `with_weights` takes given ones.
     """
 
     num_heads: int = 1
@@ -48,6 +49,18 @@ class Attention(nn.Module, ABC):
 
         H counts the heads of this process.
         """
+
+    @abstractmethod
+    def with_weights(self, weights: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Return the result of `forward` for the same arguments, with given attention weights (B, H, T, S)."""
+
+    def edited_weights(self, edit: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """Return a function of the attention weights (B, H, T, S) that `forward` uses for the same arguments.
+
+        A subclass in which the weights of a query depend on those of the query before it calls the function for one
+        query at a time.
+        """
+        return edit(self.weights(*args, **kwargs))
 
     def all_weights(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the attention weights (B, H, T, S) of all heads; called by all processes of `head_group`."""
@@ -169,6 +182,11 @@ def split_heads(projected: Tensor, parts: int, num_heads: int) -> list[Tensor]:
     return [part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in projected.chunk(parts, dim=-1)]
 
 
+def join_heads(contexts: Tensor) -> Tensor:
+    """Join the contexts (B, H, T, D/H) of the heads to (B, T, D), the inverse of `split_heads` for one part."""
+    return contexts.transpose(1, 2).flatten(2)
+
+
 class SelfAttention(Attention):
     """Multi-head self-attention (Vaswani et al. 2017, 3.2.2).
 
@@ -219,7 +237,7 @@ class SelfAttention(Attention):
         assert not (is_causal and past is not None)
         query, key, value = self._project(x, past, freqs_cis)
         context = scaled_dot_product_attention(query, key, value, mask, is_causal)
-        return self.out_proj(context.transpose(1, 2).flatten(2)), (key, value)
+        return self.out_proj(join_heads(context)), (key, value)
 
     def weights(
         self,
@@ -231,6 +249,18 @@ class SelfAttention(Attention):
     ) -> Tensor:
         query, key, _ = self._project(x, past, freqs_cis)
         return scaled_dot_product_weights(query, key, mask, is_causal)
+
+    def with_weights(
+        self,
+        weights: Tensor,
+        x: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        past: KVCache | None = None,
+        freqs_cis: FreqsCis | None = None,
+    ) -> tuple[Tensor, KVCache]:
+        _, key, value = self._project(x, past, freqs_cis)
+        return self.out_proj(join_heads(weights.to(value.dtype) @ value)), (key, value)
 
 
 class CrossAttention(Attention):
@@ -271,7 +301,12 @@ class CrossAttention(Attention):
             freqs_cis: the rotations of the positions of x, see `Positions.rotations`.
         """
         context = scaled_dot_product_attention(self._query(x, freqs_cis), *memory, mask)
-        return self.out_proj(context.transpose(1, 2).flatten(2))
+        return self.out_proj(join_heads(context))
 
     def weights(self, x: Tensor, memory: KVCache, mask: Tensor, freqs_cis: FreqsCis | None = None) -> Tensor:
         return scaled_dot_product_weights(self._query(x, freqs_cis), memory[0], mask)
+
+    def with_weights(
+        self, weights: Tensor, x: Tensor, memory: KVCache, mask: Tensor, freqs_cis: FreqsCis | None = None
+    ) -> Tensor:
+        return self.out_proj(join_heads(weights.to(memory[1].dtype) @ memory[1]))

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from lightning_tfm.layers.additive import AdditiveScores
-from lightning_tfm.layers.attention import Attention, KVCache, check_num_heads, split_heads
+from lightning_tfm.layers.attention import Attention, KVCache, check_num_heads, join_heads, split_heads
 from lightning_tfm.layers.cpu import Linear
 from lightning_tfm.layers.positions import FreqsCis
 from lightning_tfm.layers.precision import at_least_float32
@@ -87,6 +87,24 @@ class _ExpectedWeights(torch.autograd.Function):
         return d_logits.squeeze(-1), (d_logits * before).sum(-2), None, None
 
 
+def _edit_by_query(
+    weights: Callable[[Tensor, Tensor], Tensor], edit: Callable[[Tensor], Tensor], query: Tensor, previous: Tensor
+) -> Tensor:
+    """Return edited weights (B, H, T, S), where each query starts from the edited weights of the query before it.
+
+    Args:
+        weights: the function from one query (B, 1, D) and the weights (B, H, S) before it to its weights (B, H, 1, S).
+        edit: the function from the weights of one query to those that replace them.
+        query: the queries (B, T, D).
+        previous: the weights (B, H, S) of the query before the first; 0 if there is none.
+    """
+    edited = []
+    for row in query.split(1, dim=1):
+        edited.append(edit(weights(row, previous)))
+        previous = edited[-1].squeeze(2)
+    return torch.cat(edited, dim=2)
+
+
 class MonotonicAttention(Attention):
     """Monotonic attention, see `monotonic_weights`.
 
@@ -103,9 +121,6 @@ class MonotonicAttention(Attention):
         self.q_proj = Linear(d_query, 1)
         self.k_proj = Linear(d_memory, 1, bias=False)
 
-    def _weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
-        return monotonic_weights(self.q_proj(query).squeeze(-1), keys.squeeze(-1), mask, previous, self.training)
-
     def forward(
         self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -121,11 +136,31 @@ class MonotonicAttention(Attention):
         Returns:
             The contexts (B, T, E), and the weights (B, T, S).
         """
-        weights = self._weights(query, keys, mask, previous)
-        return weights.to(memory.dtype) @ memory, weights
+        return self.with_weights(self.weights(query, keys, memory, mask, previous), query, keys, memory, mask, previous)
 
     def weights(self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
-        return self._weights(query, keys, mask, previous).unsqueeze(1)  # one head
+        logits = self.q_proj(query).squeeze(-1)
+        return monotonic_weights(logits, keys.squeeze(-1), mask, previous, self.training).unsqueeze(1)  # one head
+
+    def with_weights(
+        self, weights: Tensor, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        weights = weights.squeeze(1)
+        return weights.to(memory.dtype) @ memory, weights
+
+    def edited_weights(
+        self,
+        edit: Callable[[Tensor], Tensor],
+        query: Tensor,
+        keys: Tensor,
+        memory: Tensor,
+        mask: Tensor,
+        previous: Tensor,
+    ) -> Tensor:
+        def weights(query: Tensor, previous: Tensor) -> Tensor:
+            return self.weights(query, keys, memory, mask, previous.squeeze(1))
+
+        return _edit_by_query(weights, edit, query, previous.unsqueeze(1))
 
 
 class MonotonicCrossAttention(Attention):
@@ -166,17 +201,30 @@ class MonotonicCrossAttention(Attention):
             mask: the mask (B, 1, 1, S), True at memory positions that are not padding.
             previous: the weights (B, H, S) of the query before the first; None if there is none.
         """
-        weights = self._weights(x, memory, mask, previous)
-        return self.out_proj((weights.to(memory[1].dtype) @ memory[1]).transpose(1, 2).flatten(2)), weights
+        return self.with_weights(self.weights(x, memory, mask, previous), x, memory, mask, previous)
 
     def weights(self, x: Tensor, memory: KVCache, mask: Tensor, previous: Tensor | None = None) -> Tensor:
-        return self._weights(x, memory, mask, previous)
-
-    def _weights(self, x: Tensor, memory: KVCache, mask: Tensor, previous: Tensor | None) -> Tensor:
         key = memory[0].squeeze(-1)  # (B, H, S)
         attended = torch.zeros_like(key) if previous is None else previous
         query = self.q_proj(x).transpose(1, 2)  # (B, H, T)
         return monotonic_weights(query, key, mask.squeeze(2), attended, self.training)
+
+    def with_weights(
+        self, weights: Tensor, x: Tensor, memory: KVCache, mask: Tensor, previous: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return self.out_proj(join_heads(weights.to(memory[1].dtype) @ memory[1])), weights
+
+    def edited_weights(
+        self,
+        edit: Callable[[Tensor], Tensor],
+        x: Tensor,
+        memory: KVCache,
+        mask: Tensor,
+        previous: Tensor | None = None,
+    ) -> Tensor:
+        if previous is None:
+            previous = torch.zeros_like(memory[0].squeeze(-1))
+        return _edit_by_query(lambda row, before: self.weights(row, memory, mask, before), edit, x, previous)
 
 
 class HardMonotonicAttention(AdditiveScores):
@@ -204,10 +252,19 @@ class HardMonotonicAttention(AdditiveScores):
             mask: the mask (B, S), True at keys that are not padding.
             previous: the log probability (B, S) that the previous query attended to each key; see `start`.
         """
+        return self._log_weights(query, keys, mask, previous)
+
+    def _log_weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
         scores = self._scores(self.q_proj(query).unsqueeze(1) + keys)
         scores = at_least_float32(scores).masked_fill(~mask, self.NEVER)
         normalizers = scores.flip(1).logcumsumexp(1).flip(1)  # over the keys that may follow each key
         return (scores + (previous - normalizers).logcumsumexp(1)).log_softmax(1)  # normalizes rounding errors only
 
     def weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
-        return self.forward(query, keys, mask, previous).exp()[:, None, None]  # one head, one query
+        return self._log_weights(query, keys, mask, previous).exp()[:, None, None]  # one head, one query
+
+    def with_weights(self, weights: Tensor, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        weights = at_least_float32(weights)[:, 0, 0]
+        # The gradient of log 0 is infinite, also under a mask.
+        log_weights = weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
+        return log_weights.masked_fill(weights == 0, self.NEVER)

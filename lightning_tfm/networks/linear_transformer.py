@@ -16,6 +16,7 @@ from lightning_tfm.layers import (
     FeedForward,
     Linear,
     check_num_heads,
+    join_heads,
     position_scheme,
     split_heads,
 )
@@ -65,7 +66,7 @@ class LinearAttention(Attention):
             total = weights.sum(-1) + (q @ keys.unsqueeze(-1)).squeeze(-1)
             context = weights @ v + q @ key_values
             context = context / total.clamp(min=1e-6).unsqueeze(-1)  # (B, H, C, D/H)
-            contexts.append(context.transpose(1, 2).flatten(2))  # (B, C, D)
+            contexts.append(join_heads(context))  # (B, C, D)
             key_values = key_values + k.transpose(-2, -1) @ v
             keys = keys + k.sum(2)
         return self.out_proj(torch.cat(contexts, dim=1)), (key_values, keys)
@@ -73,10 +74,17 @@ class LinearAttention(Attention):
     def weights(self, x: Tensor, real: Tensor, state: State | None = None) -> Tensor:
         """Return the weights (B, H, T, T) of a call without a state, which has sums over the keys, but not the keys."""
         if state is not None:
-            raise UserError("attention weights of linear attention can be recorded in forward, not in decode_step")
+            raise UserError("attention weights of linear attention can be computed in forward, not in decode_step")
         query, key, _ = self._project(x, real)
         weights = (query @ key.transpose(-2, -1)).tril()
         return weights / weights.sum(-1, keepdim=True).clamp(min=1e-6)
+
+    def with_weights(
+        self, weights: Tensor, x: Tensor, real: Tensor, state: State | None = None
+    ) -> tuple[Tensor, State]:
+        """Return the result of a call without a state, see `weights`."""
+        _, key, value = self._project(x, real)
+        return self.out_proj(join_heads(weights @ value)), (key.transpose(-2, -1) @ value, key.sum(2))
 
 
 class LinearAttentionLayer(nn.Module):
@@ -153,13 +161,13 @@ class LinearTransformer(CausalNetwork):
         self.check_lengths(source.size(1), target_in.size(1))
         tokens = torch.cat((source, target_in), dim=1)
         real = torch.cat((source != PAD, torch.ones_like(target_in, dtype=torch.bool)), dim=1)
-        x, _ = self._run(tokens, real, real.new_zeros(len(real), 1, dtype=torch.long), None)
+        x, _ = self._run(tokens, real, real.new_zeros(real.size(0), 1, dtype=torch.long), None)
         return self.head(x[:, source.size(1) :])
 
     def encode(self, source: Tensor) -> State:
         self.check_lengths(source.size(1), 0)
         real = source != PAD
-        _, states = self._run(source, real, real.new_zeros(len(real), 1, dtype=torch.long), None)
+        _, states = self._run(source, real, real.new_zeros(real.size(0), 1, dtype=torch.long), None)
         return states, real.sum(1, keepdim=True)
 
     def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:

@@ -11,9 +11,12 @@ from torch import nn
 
 from lightning_tfm.layers import (
     AdditiveAttention,
+    Attention,
     CrossAttention,
+    HardMonotonicAttention,
     LocationAwareAttention,
     MonotonicAttention,
+    MonotonicCrossAttention,
     PointerGenerator,
     SelfAttention,
     TransformerLayer,
@@ -21,8 +24,10 @@ from lightning_tfm.layers import (
     lstm_with_attention,
     monotonic_weights,
 )
+from lightning_tfm.networks import LinearTransformer
+from lightning_tfm.networks.linear_transformer import LinearAttention
 from lightning_tfm.tokenization import EOS, PAD
-from support.networks import randomize
+from support.networks import randomize, step_by_step
 
 
 @pytest.mark.parametrize("masking", ["is_causal", "causal mask", "random mask"])
@@ -105,6 +110,81 @@ def test_additive_attention_equals_its_formula(cls):
         torch.testing.assert_close(weights[b, :length], alpha)
         torch.testing.assert_close(layer.weights(*inputs)[b, 0, 0, :length], alpha)
         torch.testing.assert_close(context[b], alpha @ memory[b, :length])
+
+
+def test_an_attention_with_its_own_weights_equals_forward(network, batch):
+    """In all networks, also with a cache."""
+    called = set()
+
+    def compare(layer, args, kwargs, result):
+        called.add(layer)
+        given = layer.with_weights(layer.weights(*args, **kwargs), *args, **kwargs)
+        if isinstance(layer, HardMonotonicAttention):  # log probabilities, where those of 0 are arbitrary
+            assert given.min() >= layer.NEVER
+            given, result = given.exp(), result.exp()
+        torch.testing.assert_close(given, result, atol=1e-5, rtol=1e-4)
+
+    layers = {module for module in network.modules() if isinstance(module, Attention)}
+    for layer in layers:
+        layer.register_forward_hook(compare, with_kwargs=True)
+    network(*batch)
+    assert called == layers
+    if not isinstance(network, LinearTransformer):  # has no weights in decode_step
+        called.clear()
+        step_by_step(network, *batch)
+        assert called == layers
+
+
+@pytest.mark.parametrize("cls", [SelfAttention, CrossAttention, MonotonicCrossAttention, LinearAttention])
+def test_the_context_of_given_weights_equals_its_formula(cls):
+    layer = randomize(cls(16, 4))
+    memory, weights = torch.randn(3, 6, 16), torch.rand(3, 4, 5, 6)
+    x = torch.randn(3, 5, 16)
+    if cls in (SelfAttention, LinearAttention):
+        x, weights = memory, torch.rand(3, 4, 6, 6)
+        value = nn.functional.linear(memory, layer.qkv_proj.weight[32:], layer.qkv_proj.bias[32:])
+        actual, _ = layer.with_weights(weights, x, *[torch.ones(3, 6).bool()] * (cls is LinearAttention))
+    elif cls is CrossAttention:
+        value = nn.functional.linear(memory, layer.kv_proj.weight[16:], layer.kv_proj.bias[16:])
+        actual = layer.with_weights(weights, x, layer.project_memory(memory), torch.ones(3, 1, 1, 6).bool())
+    else:
+        value = layer.v_proj(memory)
+        actual, returned = layer.with_weights(weights, x, layer.project_memory(memory), torch.ones(3, 1, 1, 6).bool())
+        assert returned.equal(weights)
+    expected = layer.out_proj.bias
+    for head in range(4):
+        part = slice(4 * head, 4 * head + 4)
+        context = torch.einsum("bts,bsd->btd", weights[:, head], value[..., part])
+        expected = expected + context @ layer.out_proj.weight[:, part].T
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_single_headed_attention_returns_the_given_weights():
+    memory, mask, previous = torch.randn(2, 7, 6), torch.ones(2, 7).bool(), torch.zeros(2, 7)
+    weights = torch.rand(2, 1, 3, 7)
+    expected = torch.einsum("bts,bse->bte", weights[:, 0], memory)
+    layer = MonotonicAttention(4, 6)
+    context, returned = layer.with_weights(weights, torch.randn(2, 3, 4), layer.k_proj(memory), memory, mask, previous)
+    torch.testing.assert_close(context, expected)
+    assert returned.equal(weights[:, 0])
+    for cls in (AdditiveAttention, LocationAwareAttention):
+        layer = cls(4, 6, 5)
+        inputs = torch.randn(2, 4), layer.k_proj(memory), memory, mask, previous
+        context, returned = layer.with_weights(weights[:, :, :1], *inputs)
+        torch.testing.assert_close(context, expected[:, 0])
+        assert returned.equal(weights[:, 0, 0])
+
+
+def test_hard_monotonic_attention_returns_the_log_of_the_given_weights():
+    layer, mask = HardMonotonicAttention(4, 6, 5), torch.ones(2, 3).bool()
+    weights = torch.tensor([[0.0, 0.25, 0.75], [0.0, 0.0, 1.0]], requires_grad=True)
+    inputs = torch.randn(2, 4), torch.randn(2, 3, 5), mask, layer.start(mask)
+    for dtype in (torch.float32, torch.bfloat16):
+        log_weights = layer.with_weights(weights.to(dtype)[:, None, None], *inputs)
+        expected = torch.tensor([[-1e4, math.log(0.25), math.log(0.75)], [-1e4, -1e4, 0.0]])
+        torch.testing.assert_close(log_weights, expected)
+    log_weights.sum().backward()
+    torch.testing.assert_close(weights.grad, torch.tensor([[0.0, 4.0, 4 / 3], [0.0, 0.0, 1.0]]), atol=1e-2, rtol=0)
 
 
 def test_monotonic_attention_is_hard_in_evaluation():
