@@ -21,7 +21,7 @@ from torch import Tensor
 from lightning_tfm.checkpoint import read, write
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.errors import UserError
-from lightning_tfm.inference import Predictor, ctranslate
+from lightning_tfm.inference import Predictor, ctranslate, onnx_pair
 from lightning_tfm.inference.loading import load, restore
 from lightning_tfm.networks import GPT, Transformer
 from lightning_tfm.tokenization import BOS, EOS, PAD
@@ -33,7 +33,8 @@ FILES = {
     "single": "model.ckpt",
     "safetensors": "model.safetensors",
     "torch_export": "model.pt2",
-    "onnx": "model.onnx",
+    "onnx": "encode.onnx",
+    "onnx_sequence": "model.onnx",
     "ctranslate2": "ctranslate2",
 }
 
@@ -139,8 +140,8 @@ def _exported(predictor: Predictor) -> torch.export.ExportedProgram:
     """Trace the network's `forward` for any number of rows and any length up to its maximum."""
     if not predictor.network.is_traceable:
         raise UserError(
-            f"--format must be safetensors or single for this {type(predictor.network).__name__}, whose forward loops "
-            "over the tokens: torch would trace a single length"
+            f"--format must be onnx, safetensors or single for this {type(predictor.network).__name__}, whose forward "
+            "loops over the tokens: torch would trace a single length"
         )
     inputs = sample_inputs(predictor)[0]
     rows = torch.export.Dim("rows", min=1)
@@ -167,21 +168,51 @@ def _torch_export(predictor: Predictor, path: Path) -> float:
 
 
 def _onnx(predictor: Predictor, path: Path) -> float:
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401, torch.onnx needs it
-    except ImportError as error:
-        raise UserError(f"--format onnx needs the package {error.name!r}; pip install 'lightning_tfm[onnx]'") from None
+    """Write the graphs of `encode` and `decode_step`, and their description, see `onnx_pair`."""
+    pair = onnx_pair.convert(predictor)
+    pair.save(path.parent)
+    graphs = [path, *([] if pair.decode_step is None else [path.with_name("decode_step.onnx")])]
+    encode, *decode_step = [_session(graph) for graph in graphs]
+    layers = pair.description["attention"]
+    mask = {"head_mask": torch.ones(len(layers), max([layer["heads"] for layer in layers], default=1))}
+
+    def logits(**inputs: Tensor) -> Tensor:
+        values = mask | inputs
+        values |= encode(values)
+        if not decode_step:
+            return values["logits"]
+        steps = []
+        for token in inputs["target_in"].unbind(1):
+            values |= decode_step[0](values | {"token": token})
+            values |= {name: values[following] for name, following in pair.description["state"].items() if following}
+            steps.append(values["logits"])
+        return torch.stack(steps, dim=1)
+
+    return difference(predictor, logits)
+
+
+def _onnx_sequence(predictor: Predictor, path: Path) -> float:
+    """Write the graph of `forward`."""
+    onnx_pair.check_packages()
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is missing
     with warnings.catch_warnings(action="ignore"), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         torch.onnx.export(_exported(predictor), f=str(path), dynamo=True, external_data=False)
+    graph = _session(path)
+    return difference(predictor, lambda **inputs: next(iter(graph(inputs).values())))
+
+
+def _session(path: Path) -> Callable[[Inputs], dict[str, Tensor]]:
+    """Return the function from the inputs of an ONNX graph, among others, to its outputs."""
+    import onnxruntime
+
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    inputs, outputs = ([value.name for value in values] for values in (session.get_inputs(), session.get_outputs()))
 
-    def logits(**inputs: Tensor) -> Tensor:
-        (values,) = session.run(None, {input.name: inputs[input.name].numpy() for input in session.get_inputs()})
-        return torch.from_numpy(values)
+    def run(values: Inputs) -> dict[str, Tensor]:
+        results = session.run(None, {name: values[name].numpy() for name in inputs})
+        return dict(zip(outputs, map(torch.from_numpy, results), strict=True))
 
-    return difference(predictor, logits)
+    return run
 
 
 def _ctranslate2(predictor: Predictor, path: Path) -> float:
@@ -202,5 +233,6 @@ WRITERS: dict[str, Callable[[Predictor, Path], float]] = {
     "safetensors": _safetensors,
     "torch_export": _torch_export,
     "onnx": _onnx,
+    "onnx_sequence": _onnx_sequence,
     "ctranslate2": _ctranslate2,
 }

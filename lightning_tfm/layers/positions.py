@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers.precision import at_least_float32
@@ -107,7 +108,7 @@ class SinusoidalPositions(Positions):
 
     def forward(self, positions: Tensor) -> Tensor:
         """Return the encodings (..., D) of positions (...)."""
-        return self.encodings[positions]
+        return F.embedding(positions, self.encodings)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self(positions)
@@ -153,7 +154,7 @@ class RotaryPositions(Positions):
 
     def rotations(self, positions: Tensor) -> FreqsCis | None:
         """Return the rotations (1, T, d/2) of positions (T), or (B, 1, T, d/2) of positions (B, T)."""
-        cos, sin = (part[positions].unsqueeze(-3) for part in (self.cos, self.sin))  # broadcast over heads
+        cos, sin = (F.embedding(positions, part).unsqueeze(-3) for part in (self.cos, self.sin))  # broadcast over heads
         # Half precision has no complex products.
         return torch.complex(at_least_float32(cos), at_least_float32(sin))
 
@@ -191,7 +192,7 @@ class CoupledPositions(RandomizedPositions):
         return positions[..., :source_length], positions[..., :target_length]
 
     def target_start(self, real: Tensor) -> Tensor:
-        return torch.zeros_like(real[:, 0], dtype=torch.long)
+        return real.new_zeros(real.size(0), dtype=torch.long)
 
     def span(self, source_length: int, target_length: int) -> int:
         return max(source_length, target_length)

@@ -97,5 +97,6 @@ class NaiveBayes(nn.Module):
     def forward(self, text: Tensor) -> Tensor:
         """Return the logits (B, C) of texts, in float32, given their ids (B, S), or (B, S, G) with G ids per token."""
         features, counted = self._features(text)
-        scores = self.scores[features] * counted.unsqueeze(-1)  # (B, N, C); 0 if the feature is in no training text
+        scores = F.embedding(features, self.scores)  # (B, N, C); 0 if the feature is in no training text
+        scores = scores * counted.unsqueeze(-1)
         return (self.prior + scores.sum(1)).float() * UNIT

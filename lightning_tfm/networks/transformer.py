@@ -162,10 +162,12 @@ class Transformer(Seq2SeqNetwork):
         self.check_lengths(source.size(1), 0)
         memories = self._encode(source, torch.arange(source.size(1), device=source.device))
         empty = memories[0][1][:, :, :0]  # (B, H, 0, D/H)
-        cache: LayerCache = (empty, empty)
-        if self.is_monotonic or self.pointer is not None:  # no token is attended to yet
-            cache = *cache, torch.zeros_like(memories[0][1][..., :1]).mT  # (B, H, 1, S)
-        return (cache,) * len(memories), Memory((memories, source))
+        weights = torch.zeros_like(memories[0][1][..., :1]).mT  # (B, H, 1, S); no token is attended to yet
+        caches: tuple[LayerCache, ...] = tuple(
+            (empty, empty, weights) if self.is_monotonic or layer.keeps_weights else (empty, empty)
+            for layer in cast(Iterable[TransformerLayer], self.decoder)
+        )
+        return caches, Memory((memories, source))
 
     def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
         caches, (memories, source) = state

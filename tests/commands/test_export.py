@@ -13,15 +13,21 @@ import torch
 import lightning_tfm
 from lightning_tfm.commands.export import WRITERS, _exported, difference, example_inputs
 from lightning_tfm.errors import UserError
-from lightning_tfm.inference import ClassifierPredictor, Seq2SeqPredictor, ctranslate
+from lightning_tfm.inference import ClassifierPredictor, Seq2SeqPredictor, ctranslate, onnx_pair
 from lightning_tfm.inference.decoding import decode
-from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
+from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Seq2SeqNetwork, Transformer
 from lightning_tfm.optimizers import class_path
 from lightning_tfm.tasks import Classifier, LanguageModel, Seq2SeqModule
 from lightning_tfm.tokenization import BOS, EOS, PAD, UNKNOWN, SymbolTokenizer, WordTokenizer, tokenizer_from_dict
 from support.experiments import TASKS, trained_run
+from support.onnx_runtime import Runtime
 
-FORMATS = {"safetensors": "model.safetensors", "torch_export": "model.pt2", "onnx": "model.onnx"}
+FORMATS = {
+    "safetensors": ["model.safetensors"],
+    "torch_export": ["model.pt2"],
+    "onnx": ["encode.onnx", "decode_step.onnx", "model.json"],
+    "onnx_sequence": ["model.onnx"],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -62,21 +68,36 @@ def test_exported_checkpoint_is_read_once(monkeypatch, tmp_path, tmp_path_factor
         read.clear()
 
 
-@pytest.mark.parametrize("format", FORMATS)
+QUICK = ("translation_attention_lstm", "reviews_classifier")
+"""Tasks whose networks are exported to ONNX in `make test`: an export takes ten seconds."""
+
+
+@pytest.mark.parametrize(
+    ("format", "checkpoint"),
+    [
+        pytest.param(format, task, marks=[pytest.mark.run] if format.startswith("onnx") and task not in QUICK else [])
+        for format in FORMATS
+        for task in TASKS
+    ],
+    indirect=["checkpoint"],
+)
 def test_exported_logits(format, checkpoint, tmp_path, command):
-    if format == "onnx":
+    if format.startswith("onnx"):
         pytest.importorskip("onnxscript")
     folder = tmp_path / "exported"
     network = lightning_tfm.load(checkpoint).network
     arguments = ["export", checkpoint, "--format", format, "--output", folder]
-    if format != "safetensors" and not network.is_traceable:
+    if format in ("torch_export", "onnx_sequence") and not network.is_traceable:
         _, err = command(*arguments, status=2)
-        assert f"--format must be safetensors or single for this {type(network).__name__}" in err
+        assert f"--format must be onnx, safetensors or single for this {type(network).__name__}" in err
         assert not folder.exists()
         return
     out, _ = command(*arguments)
-    assert {path.name for path in folder.iterdir()} == {FORMATS[format], "config.json"}
-    assert out.startswith(f"{folder / FORMATS[format]}: the checkpoint's outputs, within ")
+    files = {"config.json", *FORMATS[format]}
+    if not isinstance(network, Seq2SeqNetwork):
+        files.discard("decode_step.onnx")
+    assert {path.name for path in folder.iterdir()} == files
+    assert out.startswith(f"{folder / FORMATS[format][0]}: the checkpoint's outputs, within ")
     trained = lightning_tfm.load(checkpoint)
     config = json.loads((folder / "config.json").read_text())
     assert config["predictor"] == class_path(type(trained))
@@ -103,12 +124,27 @@ def run_exported(format, folder, config, trained, inputs):
             return network(**inputs)
     if format == "torch_export":
         return torch.export.load(folder / "model.pt2").module()(**inputs)
+    if format == "onnx":
+        encode, decode_step, description = (folder / name for name in FORMATS[format])
+        runtime = Runtime(encode, decode_step if decode_step.exists() else None, json.loads(description.read_text()))
+        return runtime.forward(**inputs)
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
     names = {one.name for one in session.get_inputs()}
     (logits,) = session.run(None, {name: ids.numpy() for name, ids in inputs.items() if name in names})
     return torch.from_numpy(logits)
+
+
+@pytest.mark.parametrize("format", ["onnx", "onnx_sequence"])
+def test_export_without_onnx(format, monkeypatch, tmp_path, tmp_path_factory, command):
+    checkpoint = trained_run("text_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    monkeypatch.setattr(onnx_pair, "find_spec", lambda name: None)
+    (line,) = command(
+        "export", checkpoint, "--format", format, "--output", tmp_path / "exported", status=2
+    ).err.splitlines()
+    assert "needs the package 'onnx'; pip install 'lightning_tfm[onnx]'" in line
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("num_ngrams", [0, 20])
