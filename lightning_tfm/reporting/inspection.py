@@ -67,15 +67,7 @@ def further_tables(inspection: Inspection) -> list[Table]:
         (head["name"], *(f"{head['scores'][name]:.2f}" if name in head["scores"] else "" for name in names))
         for head in heads
     ]
-    patched = [
-        Table(
-            f"Activation patching of {text['against']} into {text['input']}",
-            ("layer", *map(str, range(1, 1 + max(map(len, text["patching"].values()))))),
-            [(layer, *map(_signed, effects)) for layer, effects in text["patching"].items()],
-        )
-        for text in inspection["texts"]
-        if text.get("patching")
-    ]
+    patched = [_patching_table(text) for text in inspection["texts"] if text.get("patching")]
     return [table for table in (Table("Scores of the heads", ("head", *names), scores), *patched) if table.rows]
 
 
@@ -120,6 +112,17 @@ def _text_table(text: TextRecord) -> Table:
         if text["is_target"][step]
     ]
     return Table(f"{text['input']} \N{RIGHTWARDS ARROW} {text['output']}", header, rows)
+
+
+def _patching_table(text: TextRecord) -> Table:
+    """Return the table of the effects of patching by layer and position, of which layers have different numbers."""
+    positions = max(map(len, text["patching"].values()))
+    rows = [
+        (layer, *map(_signed, effects), *[""] * (positions - len(effects)))
+        for layer, effects in text["patching"].items()
+    ]
+    title = f"Activation patching of {text['against']} into {text['input']}"
+    return Table(title, ("layer", *map(str, range(1, positions + 1))), rows)
 
 
 def _contributions(symbols: Sequence[str], values: Sequence[float]) -> str:
