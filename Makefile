@@ -22,9 +22,9 @@ test: install
 	$(BIN)/python -m pytest
 
 # Run all tests but those of test-soak, including runs in several processes, killed and resumed runs, damaged files, the
-# tutorials, the report in a browser, which requires chromium and chromiumdriver (Debian packages chromium and
-# chromium-driver), and runs on several machines in network namespaces, which require root on Linux and the command ip
-# (Debian package iproute2).
+# tutorials, the report and the explorer in browsers, which require chromium, chromiumdriver and firefox-esr (Debian packages
+# chromium, chromium-driver and firefox-esr), its scripts in Node (Debian package nodejs), and runs on several machines in
+# network namespaces, which require root on Linux and the command ip (Debian package iproute2).
 test-all: install
 	$(BIN)/python -m pytest -m "not soak" --durations=20
 

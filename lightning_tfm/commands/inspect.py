@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 
 from lightning_tfm.commands.parser import CommandParser, trust_arguments
-from lightning_tfm.data import TaskDataModule
 from lightning_tfm.errors import UserError
-from lightning_tfm.fit.cli import SettingsCLI, run
+from lightning_tfm.fit.cli import data_of_checkpoint
 from lightning_tfm.inference.attention_maps import visible
 from lightning_tfm.inference.loading import load
 from lightning_tfm.insight import Sample, inspect_network, inspect_text
@@ -105,10 +104,7 @@ def make_parser() -> CommandParser:
 
 def draw_sample(network: Network, checkpoint: str, number: int, settings: Sequence[str]) -> tuple[str, Sample]:
     """Draw examples of the test data of a checkpoint, and return the name of the test set with them."""
-    cli = run(["test", checkpoint, *settings], SettingsCLI)
-    data = cast(TaskDataModule, cli.datamodule)
-    data.prepare_data()
-    data.setup("test")
+    data = data_of_checkpoint(checkpoint, settings)
     name = data.test_sets[0]
     dataset = data.datasets[name]
     if len(dataset) < 2:

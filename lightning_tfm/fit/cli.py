@@ -11,7 +11,7 @@ import re
 import sys
 import warnings
 from argparse import ArgumentError
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -526,6 +526,19 @@ def run(arguments: list[str], cli: type[TfmCLI] = TfmCLI) -> TfmCLI:
     checkpoints = VerifiedCheckpointIO()
     with TemporaryDirectory() as folder:
         return cli(arguments[0], with_options(arguments, Path(folder), checkpoints.peek), checkpoints)
+
+
+def data_of_checkpoint(checkpoint: str, settings: Sequence[str]) -> TaskDataModule:
+    """Return the data on which a checkpoint is tested, with all splits.
+
+    Args:
+        checkpoint: the path of the checkpoint.
+        settings: further arguments of `test`.
+    """
+    data = cast(TaskDataModule, run(["test", checkpoint, *settings], SettingsCLI).datamodule)
+    data.prepare_data()
+    data.setup("test")
+    return data
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -214,8 +215,30 @@ def continue_text(
     return text[:, tokens.size(1) :]
 
 
+class Candidates(NamedTuple):
+    """Extended prefixes of a step of a beam search, for each of R rows in descending order of probability.
+
+    Attributes:
+        prefixes: the prefixes (R, C, n + 1), which begin with BOS.
+        log_probabilities: their log probabilities (R, C); -inf if there are fewer than C.
+        are_finished: whether each of the first prefixes (R, K) is a finished sequence.
+        kept: the indices (R, K) of the prefixes that the next step extends.
+    """
+
+    prefixes: Tensor
+    log_probabilities: Tensor
+    are_finished: Tensor
+    kept: Tensor
+
+
 def beam_search(
-    step: Step, state: State, max_length: int, beam_size: int, length_penalty: float = 1.0, n_best: int = 1
+    step: Step,
+    state: State,
+    max_length: int,
+    beam_size: int,
+    length_penalty: float = 1.0,
+    n_best: int = 1,
+    trace: list[Candidates] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Find sequences with high scores for each row by beam search.
 
@@ -224,7 +247,7 @@ def beam_search(
     search of a row ends with PATIENCE x K finished sequences, or at max_length, where open prefixes compete with
     finished sequences. The score of a sequence of n tokens, including EOS, is log p / n^length_penalty, where p is
     normalized over all tokens, including PAD and BOS, as in the loss. A length penalty of 0 favors the most probable
-    sequence, and 1 the highest mean log probability per token.
+    sequence, and 1 the highest mean log probability per token. Each step appends its candidates to `trace`, if any.
 
     Returns:
         The tokens (B, N, T) of N = n_best <= K sequences, each as returned by `decode`, and their scores (B, N) in
@@ -250,6 +273,8 @@ def beam_search(
 
         searched = (finished.counts[rows] < capacity).nonzero().squeeze(1)
         kept = ends.sort(dim=1, stable=True).indices[:, :K]  # the most probable prefixes that do not end
+        if trace is not None:
+            trace.append(Candidates(prefixes, scores, are_finished, kept))
         prefixes, scores, beams = (_select(part, kept)[searched] for part in (prefixes, scores, beams))
         origin = (searched.unsqueeze(1) * K + beams).flatten()
         state = reorder_state(state, origin, same_sources=len(searched) == len(rows))

@@ -252,6 +252,13 @@ class Predictor(nn.Module, ABC):
             self.train(was_training)
 
 
+def valid_line(line: str) -> str:
+    """Normalize a line like the training data; raise UserError if it is not valid UTF-8."""
+    if any("\ud800" <= character <= "\udfff" for character in line):
+        raise UserError("it is not valid UTF-8; save the input in UTF-8, as with iconv -t UTF-8")
+    return normalize_text(line)
+
+
 def clean_line(line: str) -> str:
     """Clean a line like the training data: normalize it, and strip whitespace around its fields."""
     return strip_fields(normalize_text(line))
@@ -267,9 +274,7 @@ def _encode(lines: Sequence[str], encode: Callable[[str], Encoded]) -> tuple[dic
     encoded, errors = {}, {}
     for number, line in enumerate(lines):
         try:
-            if any("\ud800" <= character <= "\udfff" for character in line):
-                raise UserError("it is not valid UTF-8; save the input in UTF-8, as with iconv -t UTF-8")
-            encoded[number] = encode(normalize_text(line))
+            encoded[number] = encode(valid_line(line))
         except UserError as error:
             errors[number] = str(error)
     return encoded, errors

@@ -21,7 +21,7 @@ from lightning_tfm.layers import AddNorm, Attention, FeedForward
 from lightning_tfm.networks import Network
 
 STEPS, MAX_STEPS = 50, 3_200
-"""Number of steps of integrated gradients, which is doubled, up to the maximum, until they are complete."""
+"""Number of steps of integrated gradients, which is doubled, up to a maximum, until they are complete."""
 
 COMPLETE = 0.01
 """Maximum error of complete integrated gradients, relative to the difference that they sum to, or in nats."""
@@ -258,7 +258,7 @@ class _Embedded:
             return log_probabilities(logits_of(self.network, batch.inputs), batch)
 
 
-def integrated_gradients(network: Network, sample: Sample) -> tuple[Tensor, Tensor]:
+def integrated_gradients(network: Network, sample: Sample, max_steps: int = MAX_STEPS) -> tuple[Tensor, Tensor]:
     """Return the integrated gradients of the log probability of each target for each input symbol (T, S).
 
     The gradients with respect to the embeddings are averaged on the line from 0 to the embeddings (Sundararajan et al.
@@ -267,10 +267,11 @@ def integrated_gradients(network: Network, sample: Sample) -> tuple[Tensor, Tens
     Args:
         network: the network, in evaluation mode.
         sample: one example.
+        max_steps: the maximum number of steps.
 
     Returns:
         The attributions, and the differences (T) between their sums and those of the log probabilities, which they
-        approximate; at most COMPLETE, unless MAX_STEPS do not suffice.
+        approximate; at most COMPLETE, unless max_steps do not suffice.
     """
     from captum.attr import IntegratedGradients  # slow to import
 
@@ -281,7 +282,7 @@ def integrated_gradients(network: Network, sample: Sample) -> tuple[Tensor, Tens
     attributions = embeddings.new_zeros(T, len(embeddings))
     errors = embeddings.new_zeros(T)
     remaining, number = sample.is_target[0].nonzero().squeeze(1), STEPS
-    while len(remaining) and number <= MAX_STEPS:
+    while len(remaining) and number <= max_steps:
         for targets in remaining.split(size):
             values, error = method.attribute(
                 embeddings.expand(len(targets), -1, -1),

@@ -11,6 +11,7 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.inference import Predictor, TeacherForced
 from lightning_tfm.insight.attribution import integrated_gradients, logit_lens, occlusion, patching
 from lightning_tfm.insight.sample import Sample, logits_of
+from lightning_tfm.networks import Network
 from lightning_tfm.runs.inspection import TextRecord
 
 ALTERNATIVES = 5
@@ -57,22 +58,25 @@ def inspect_text(predictor: Predictor, line: str, against: str | None = None) ->
         "decoder_symbols": [*forced.decoder_symbols],
     }
     if against is not None:
-        result["against"], result["patching"] = against, _patched(predictor, forced, against)
+        other = predictor.teacher_forced(against)
+        try:
+            result["against"], result["patching"] = against, patch_text(network, forced, other)
+        except UserError as error:
+            raise UserError(f"--against {against!r}: {error}") from None
     return result
 
 
-def _patched(predictor: Predictor, forced: TeacherForced, against: str) -> dict[str, list[float]]:
-    """Return the effect of patching the states of another text into those of a text, by layer and position."""
-    other = predictor.teacher_forced(against)
+def patch_text(network: Network, forced: TeacherForced, other: TeacherForced) -> dict[str, list[float]]:
+    """Return the effect of patching the states of another text into those of a text, by layer and position.
+
+    Raises:
+        UserError: see `patching`.
+    """
     # A pair keeps the target of the other, so that only the sources differ.
     inputs = (
         (forced.inputs[0], other.inputs[1]) if forced.inputs[0].numel() and len(other.inputs) > 1 else forced.inputs
     )
-    try:
-        effects = patching(predictor.network, inputs, as_sample(other))
-    except UserError as error:
-        raise UserError(f"--against {against!r}: {error}") from None
-    return {layer: effect.tolist() for layer, effect in effects.items()}
+    return {layer: effect.tolist() for layer, effect in patching(network, inputs, as_sample(other)).items()}
 
 
 def _most_probable(probabilities: Tensor, predictor: Predictor) -> list[list[tuple[str, float]]]:

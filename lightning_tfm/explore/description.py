@@ -1,0 +1,100 @@
+"""Description of a model: its task, its parts, and the results of `inspect`."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lightning_tfm.errors import UserError
+from lightning_tfm.explore.answers import Answers, attention_side
+from lightning_tfm.explore.changes import SWITCHABLE
+from lightning_tfm.insight import components
+from lightning_tfm.layers import Attention
+from lightning_tfm.networks.linear_transformer import LinearAttention
+from lightning_tfm.runs.inspection import Inspection, PartRecord
+from lightning_tfm.runs.record import Run
+
+CHANGES = ("off_heads", "off_components", "drawn", "patched")
+"""Kinds of changes of a network."""
+
+
+def describe_model(answers: Answers, path: Path | None) -> dict[str, Any]:
+    """Return the description of a model.
+
+    Args:
+        answers: the answers of the model.
+        path: the path of its checkpoint; None without one.
+
+    Raises:
+        UserError: if a file of the checkpoint's run is damaged.
+    """
+    predictor, network = answers.predictor, answers.network
+    attention = {name: layer for name, layer in network.named_modules() if isinstance(layer, Attention)}
+    source_length, target_length = answers.max_lengths()
+    run = None if path is None else Run(path.parent.parent)
+    run = run if run is not None and run.exists else None
+    inspection = None if run is None or path is None else _inspection(run, path)
+    return {
+        "network": type(network).__name__,
+        "task": answers.task,
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "example": "" if run is None else _example(answers, run),
+        "load": "predictor" if path is None else _load_expression(answers, path),
+        "max_source_length": source_length,
+        "max_target_length": target_length,
+        "components": [
+            {"name": part.name, "kind": part.kind, "heads": part.num_heads, "switchable": part.kind in SWITCHABLE}
+            for part in components(network)
+        ],
+        "attention": [
+            {"layer": name, "heads": layer.num_heads, "side": attention_side(network, name)}
+            for name, layer in attention.items()
+        ],
+        # The states of linear attention have no keys.
+        "drawable": [name for name, layer in attention.items() if not isinstance(layer, LinearAttention)],
+        "heads": [
+            {"name": head["name"], "scores": head["scores"], "role": head["role"], **_without(head)}
+            for head in (inspection["heads"] if inspection else ())
+        ],
+        "parts": [
+            {"name": part["name"], **_without(part)} for part in (inspection["components"] if inspection else ())
+        ],
+        "labels": getattr(predictor, "labels", []),
+        "changes": [*CHANGES],
+    }
+
+
+def _inspection(run: Run, path: Path) -> Inspection | None:
+    """Return the results of `inspect` for a checkpoint of a run; None if there are none, or those of another one."""
+    inspection = run.inspection
+    return inspection if inspection and Path(inspection["checkpoint"]).name == path.name else None
+
+
+def _without(part: PartRecord) -> dict[str, float | None]:
+    """Return the mean effects of the ablation of a part by its mean; None without an ablation."""
+    without = part["without"].get("mean")
+    return {
+        "loss_increase": None if without is None else without["loss_increase"][0],
+        "exact_match_decrease": None if without is None else without["exact_match_decrease"][0],
+    }
+
+
+def _example(answers: Answers, run: Run) -> str:
+    """Return a text of the test of a run that has an answer; empty without one."""
+    examples: list[Any] = [*run.predictions[:1], *run.examples[:1]]
+    for example in examples:
+        text = answers.question(example.get("source", example.get("text", "")))
+        with suppress(UserError):
+            answers.encode(text)
+            return text
+    return ""
+
+
+def _load_expression(answers: Answers, path: Path) -> str:
+    """Return the Python expression that loads a model."""
+    classes = (type(answers.network), type(answers.predictor))
+    packages = {cls.__module__.split(".")[0] for cls in classes} - {"lightning_tfm"}
+    trusted = f", trust_packages={sorted(packages)}" if packages else ""
+    return f"load({json.dumps(str(path), ensure_ascii=False)}{trusted})"

@@ -1,0 +1,423 @@
+"""Explorer of a network: questions about its answers, whose results are plain values, as JSON holds them.
+
+Shapes: heads H, answer tokens T, source tokens S, ids V.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from importlib.metadata import version
+from inspect import signature
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+import torch
+from torch import Tensor
+
+from lightning_tfm.data import TaskDataModule
+from lightning_tfm.errors import UserError, nearest
+from lightning_tfm.explore.answers import Answer, answers_of, attention_side
+from lightning_tfm.explore.changes import ChangedNetwork, Changes
+from lightning_tfm.explore.description import describe_model
+from lightning_tfm.explore.neighbors import By, Neighbors, draw_rows, example_texts
+from lightning_tfm.inference import Predictor
+from lightning_tfm.inference.decoding import DecodingOptions
+from lightning_tfm.insight import Sample, components, integrated_gradients, occlusion, outcome
+from lightning_tfm.insight.sample import logits_of
+from lightning_tfm.insight.texts import ALTERNATIVES, as_sample, patch_text
+from lightning_tfm.layers import attention_maps
+
+Json = dict[str, Any]
+"""Result of a question."""
+
+QUESTIONS = ("answer", "beam", "attributions", "patch", "neighbors", "worst", "sample")
+"""Names of the questions, which are methods of `Explorer`."""
+
+TEST_EXAMPLES = 200
+"""Number of test examples of which the one with the largest loss is shown."""
+
+MAX_BEAM_SIZE, MAX_NEIGHBORS, MAX_SAMPLED = 50, 100, 1_000
+"""Maximum numbers of beams, of neighbors, and of sampled tokens, which bound the time."""
+
+MAX_STEPS = 200
+"""Maximum number of steps of integrated gradients, which bounds the time."""
+
+
+class Explorer:
+    """Questions about the answers of a model.
+
+    Args:
+        predictor: the model, which is set to evaluation mode.
+        name: its name.
+        data: a function that returns its data module, set up; None without the data.
+        path: the path of its checkpoint, whose run may have results of `inspect`; None without one.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        name: str = "model",
+        data: Callable[[], TaskDataModule] | None = None,
+        path: str | Path | None = None,
+    ) -> None:
+        self.predictor, self.network = predictor.eval(), predictor.network
+        self.name, self.path = name, None if path is None else Path(path).resolve()
+        self.answers = answers_of(predictor)
+        self._load_data = data
+
+    def describe(self) -> Json:
+        """Return the description of the model: its task, parts and questions, and the results of `inspect`, if any."""
+        questions = [question for question in QUESTIONS if question not in self.excluded]
+        description = describe_model(self.answers, self.path)
+        return {"name": self.name, **description, "questions": questions, "excluded": self.excluded}
+
+    @cached_property
+    def excluded(self) -> dict[str, str]:
+        """Return the questions that this explorer does not answer, each with the reason."""
+        task, kinds = self.answers.task, {component.kind for component in components(self.network)}
+        reasons = {
+            "beam": task != "seq2seq" and "needs a network that decodes a target",
+            "attributions": "embedding" not in kinds and "needs a network with an embedding",
+            "patch": kinds.isdisjoint({"layer", "states"}) and "needs a network with layers or an encoder",
+            "neighbors": self._load_data is None and "needs the training data of the checkpoint",
+            "worst": self._load_data is None and "needs the test data of the checkpoint",
+            "sample": task not in ("seq2seq", "language_model") and "needs a network that decodes a text",
+        }
+        if task == "masked_language_model":
+            reasons["worst"] = "needs test examples with a target"
+        return {question: reason for question, reason in reasons.items() if reason}
+
+    def _check(self, question: str) -> None:
+        if question in self.excluded:
+            raise UserError(f"{question} {self.excluded[question]}")
+
+    # Answers
+
+    @torch.no_grad()
+    def answer(
+        self, text: str, prefix: Sequence[int] = (), changes: Changes = Changes(), against: str | None = None
+    ) -> Json:
+        """Return the answer to a text, with its most probable alternatives and the attention weights.
+
+        Args:
+            text: the text.
+            prefix: the ids of the first tokens of the answer, or of the continuation, which are forced.
+            changes: the changes of the network.
+            against: the text whose states are patched.
+
+        Raises:
+            UserError: if a text has no answer, or the network has no such part.
+        """
+        with self._changed(text, changes, against).running():
+            answer = self.answers.answer(text, prefix)
+            with attention_maps(self.network) as maps:
+                logits = logits_of(self.network, answer.forced.inputs)
+        is_target = answer.forced.is_target
+        steps = [*self._steps(logits[is_target], answer.forced.targets[is_target])]
+        for number, step in enumerate(steps):
+            step["forced"] = number < answer.given + answer.prefix
+            step["given"] = number < answer.given
+        return {
+            "text": text,
+            "note": answer.note,
+            "source": answer.source,
+            "output": answer.forced.output,
+            "log_probability": sum(step.pop("log_probability") for step in steps),
+            "steps": steps,
+            "attention": [self._map(answer, layer, weights[0]) for layer, weights in maps.items()],
+        }
+
+    def _changed(self, text: str, changes: Changes, against: str | None = None) -> ChangedNetwork:
+        """Return the network with changes; the patched states are those for the other text, with the other changes."""
+        others = ChangedNetwork(self.network, replace(changes, patched=()), {})
+        if not changes.patched:
+            return others
+        if against is None:
+            raise UserError("against must be the text whose states are patched, but is missing; give it, too")
+        length, other_length = (len(self.answers.encode(each)[0]) for each in (text, against))
+        if length != other_length:
+            raise UserError(
+                f"against must have as many tokens as the text, {length}, but has {other_length}; try another text"
+            )
+        with others.running() as touch, torch.no_grad():
+            inputs = self.answers.answer(against, ()).forced.inputs
+            calls = {patched.layer: touch.record(patched.layer) for patched in changes.patched}
+            self.network(*inputs)
+        states = {layer: torch.cat(outputs, dim=1) for layer, outputs in calls.items()}
+        return ChangedNetwork(self.network, changes, states)
+
+    def _steps(self, logits: Tensor, ids: Tensor) -> Iterator[Json]:
+        """Yield each step, with its alternatives, for logits (T, V) and the chosen ids (T)."""
+        log_probabilities = logits.log_softmax(-1)
+        excluded = torch.tensor(self.answers.excluded, dtype=torch.long, device=logits.device)
+        ranked = log_probabilities.index_fill(1, excluded, -math.inf)
+        best = ranked.topk(min(ALTERNATIVES, ranked.size(1) - len(excluded))).indices  # (T, 5)
+        is_missing = (best != ids.unsqueeze(1)).all(1)
+        best[is_missing, -1] = ids[is_missing]
+        values = log_probabilities.gather(1, best).exp()
+        chosen = log_probabilities.gather(1, ids.unsqueeze(1)).squeeze(1)
+        for id, value, *row in zip(*(part.tolist() for part in (ids, chosen, best, values)), strict=True):
+            alternatives = [
+                {"id": other, "symbol": self.predictor.output_symbol(other), "probability": probability}
+                for other, probability in zip(*row, strict=True)
+            ]
+            yield {
+                "id": id,
+                "symbol": self.predictor.output_symbol(id),
+                "probability": math.exp(value),
+                "log_probability": value,
+                "alternatives": alternatives,
+            }
+
+    def _map(self, answer: Answer, layer: str, weights: Tensor) -> Json:
+        """Return the attention weights (H, T, S) of a layer."""
+        side = attention_side(self.network, layer)
+        queries, keys, first_step = answer.axes(side)
+        return {
+            "layer": layer,
+            "side": side,
+            "queries": queries,
+            "keys": keys,
+            "first_step": first_step,
+            "weights": weights.double().round(decimals=4).tolist(),
+        }
+
+    @torch.no_grad()
+    def beam(self, text: str, beam_size: int = 5, changes: Changes = Changes(), against: str | None = None) -> Json:
+        """Return the tree of the candidates of a beam search, and its outputs, the best first.
+
+        Args:
+            text: the text.
+            beam_size: the number of beams.
+            changes: the changes of the network.
+            against: the text whose states are patched.
+
+        Raises:
+            UserError: if a text has no answer, or the network has no such part.
+        """
+        self._check("beam")
+        if not 1 <= beam_size <= MAX_BEAM_SIZE:
+            raise UserError(f"beam_size must be from 1 to {MAX_BEAM_SIZE}, but is {beam_size}; try 5")
+        with self._changed(text, changes, against).running():
+            return self.answers.beam(text, beam_size)
+
+    # Explanations
+
+    def attributions(
+        self,
+        text: str,
+        prefix: Sequence[int] = (),
+        method: Literal["occlusion", "integrated_gradients"] = "occlusion",
+        changes: Changes = Changes(),
+        against: str | None = None,
+        step: int | None = None,
+    ) -> Json:
+        """Return the contribution of each input symbol to the log probability of each step (T, S), in nats.
+
+        The error is the largest difference of the sum of integrated gradients from its exact value.
+
+        Args:
+            text: the text.
+            prefix: the ids of the first tokens of the answer, see `answer`.
+            method: the method, see `occlusion` and `integrated_gradients` of `lightning_tfm.insight`.
+            changes: the changes of the network.
+            against: the text whose states are patched.
+            step: the index of the only step, which takes less time; None for all steps.
+
+        Raises:
+            UserError: if a text has no answer, or the network has no such part or step.
+        """
+        self._check("attributions")
+        with self._changed(text, changes, against).running():
+            with torch.no_grad():
+                answer = self.answers.answer(text, prefix)
+            sample, symbols = as_sample(answer.forced), answer.symbols
+            if step is not None:
+                position, symbols = answer.position(step), [symbols[step]]
+                sample = replace(sample, is_target=torch.zeros_like(sample.is_target))
+                sample.is_target[0, position] = True
+            if method == "occlusion":
+                values, error = occlusion(self.network, sample), None
+            else:
+                values, errors = integrated_gradients(self.network, sample, MAX_STEPS)
+                error = errors.abs().max().item()
+        return {
+            "inputs": answer.forced.input_symbols,
+            "targets": symbols,
+            "values": values[sample.is_target[0]].tolist(),
+            "unit": "nats",
+            "method": method,
+            "error": error,
+        }
+
+    def patch(self, text: str, against: str) -> Json:
+        """Return the effect of patching each state of another text, see `patching` of `lightning_tfm.insight`.
+
+        Args:
+            text: the text.
+            against: the other text, with as many tokens.
+
+        Raises:
+            UserError: if a text has no answer, or the texts or their outputs do not fit, see `patching`.
+        """
+        self._check("patch")
+        for each in (text, against):
+            self.answers.encode(each)
+        forced, other = map(self.predictor.teacher_forced, (text, against))
+        # The source is that of the text, and the target that of the other.
+        S = forced.inputs[0].size(1) or len(forced.input_symbols)
+        symbols = {"input": forced.input_symbols[:S] + other.input_symbols[S:], "decoder": [*other.decoder_symbols]}
+        layers = []
+        for layer, values in patch_text(self.network, forced, other).items():
+            side = "decoder" if layer.startswith("decoder") else "input"
+            if len(values) == len(symbols[side]):  # unlike the one state with which a recurrent decoder starts
+                layers.append({"layer": layer, "side": side, "symbols": symbols[side], "values": values})
+        return {"layers": layers, "outputs": [forced.output, other.output]}
+
+    # Data
+
+    @cached_property
+    def _data(self) -> TaskDataModule:
+        assert self._load_data is not None
+        return self._load_data()
+
+    @cached_property
+    def _neighbors(self) -> Neighbors:
+        return Neighbors(self.predictor, self._data)
+
+    @torch.no_grad()
+    def neighbors(
+        self, text: str, by: By = "source", step: int = 0, prefix: Sequence[int] = (), number: int = 10
+    ) -> Json:
+        """Return the training examples whose states are the most similar to those of a text.
+
+        Args:
+            text: the text.
+            by: "source" for the mean state of the source, or "decoder" for the features at a step.
+            step: the index of the step.
+            prefix: the ids of the first tokens of the answer, see `answer`.
+            number: the number of examples.
+
+        Raises:
+            UserError: if the text has no answer, or there are no data.
+        """
+        self._check("neighbors")
+        if not 1 <= number <= MAX_NEIGHBORS:
+            raise UserError(f"number must be from 1 to {MAX_NEIGHBORS}, but is {number}; try 10")
+        if by == "source":
+            examples = self._neighbors.nearest(self.answers.inputs(text), by, 0, number)
+        else:
+            answer = self.answers.answer(text, prefix)
+            examples = self._neighbors.nearest(answer.forced.inputs, by, answer.position(step), number)
+        return {"by": by, "examples": [example._asdict() for example in examples]}
+
+    def worst(self) -> Json:
+        """Return the test example with the largest loss among some that are drawn.
+
+        Raises:
+            UserError: if there are no data.
+        """
+        self._check("worst")
+        dataset: Any = self._data.datasets[self._data.test_sets[0]]
+        rows = draw_rows(dataset, TEST_EXAMPLES)
+        sample = Sample.of(dataset[rows], self.network).to(self.predictor.device)
+        nll = outcome(self.network, sample).nll.sum(1)
+        source, target = example_texts(dataset, int(rows[int(nll.argmax())]), self.predictor)
+        prediction = self.predictor.predict([source])[0].text if target else ""
+        return {
+            "source": source,
+            "target": target,
+            "prediction": prediction,
+            "nll": nll.max().item(),
+            "examples": len(rows),
+        }
+
+    # Samples
+
+    @torch.no_grad()
+    def sample(
+        self,
+        text: str,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        max_tokens: int = 100,
+    ) -> Json:
+        """Return a sampled output, or a sampled continuation of a text, with the surprise of each token in bits.
+
+        Args:
+            text: the text.
+            temperature: the temperature; 0 for greedy decoding.
+            top_k: sample only among the k most probable tokens.
+            top_p: sample only among the most probable tokens with this total probability.
+            seed: the seed.
+            max_tokens: the maximum number of sampled tokens.
+
+        Raises:
+            UserError: if the text has no answer, or an option is out of range.
+        """
+        self._check("sample")
+        if not 1 <= max_tokens <= MAX_SAMPLED:
+            raise UserError(f"max_tokens must be from 1 to {MAX_SAMPLED}, but is {max_tokens}; try 100")
+        options = DecodingOptions(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+        sample_fn = options.sample_fn(torch.Generator(self.predictor.device).manual_seed(seed))
+        sampled = self.answers.sample(text, sample_fn, max_tokens)
+        log_probabilities = sampled.logits.float().log_softmax(-1)
+        chosen = log_probabilities.gather(1, sampled.tokens.unsqueeze(1)).squeeze(1)
+        steps = [
+            {
+                "id": id,
+                "symbol": self.predictor.output_symbol(id),
+                "probability": math.exp(value),
+                "surprise": -value / math.log(2),
+            }
+            for id, value in zip(sampled.tokens.tolist(), chosen.tolist(), strict=True)
+        ]
+        return {"text": sampled.text, "steps": steps, "given": sampled.given}
+
+
+def describe(explorers: Sequence[Explorer]) -> Json:
+    """Return the descriptions of the models of some explorers, and the version of the package."""
+    return {"models": [explorer.describe() for explorer in explorers], "version": version("lightning_tfm")}
+
+
+def ask(explorer: Explorer, question: str, arguments: Mapping[str, Any]) -> Json:
+    """Return the result of a question, whose arguments are JSON values.
+
+    Args:
+        explorer: the explorer.
+        question: the name of the question, one of `QUESTIONS`.
+        arguments: the arguments of the method by name.
+
+    Raises:
+        UserError: if there is no such question, or an argument is missing, unknown or wrong.
+    """
+    if question not in QUESTIONS:
+        raise UserError(f"question must be one of {', '.join(QUESTIONS)}, but is {question!r}")
+    method = getattr(explorer, question)
+    parameters, kinds = signature(method).parameters, get_type_hints(method)
+    for name in arguments:
+        if name not in parameters:
+            raise UserError(f"{question} has no argument {name!r}{nearest(name, parameters)}")
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in arguments:
+            raise UserError(f"{question} needs the argument {name}")
+    return method(**{name: _parse(value, kinds[name], name) for name, value in arguments.items()})
+
+
+def _parse(value: Any, kind: Any, name: str) -> Any:
+    """Return a JSON value as a type; raise UserError if it is none."""
+    from pydantic import TypeAdapter, ValidationError  # slow to import
+
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        first, *_ = error.errors()
+        place = ".".join(map(str, (name, *first["loc"])))
+        problem = first["msg"][:1].lower() + first["msg"][1:]
+        raise UserError(f"{place} is wrong: {problem}, but is {str(first['input'])!r:.60}") from None

@@ -1,0 +1,48 @@
+"""Answers to the messages of a page, which the server and the widget send."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from lightning_tfm.errors import UserError
+from lightning_tfm.explore.explorer import Explorer, ask, describe
+
+
+def respond(explorers: Sequence[Explorer], message: Any) -> tuple[int, str]:
+    """Return the HTTP status and the answer, in JSON, to a message.
+
+    Args:
+        explorers: the explorers of the models of the page.
+        message: `{"question": "describe"}`, or the number of a model, the name of a question and its arguments as
+            `{"model": 0, "question": "answer", "arguments": {"text": "May 3, 1979"}}`.
+
+    Returns:
+        The status is 400 for a mistake of the user, and 500 for an error of the program, whose traceback is printed to
+        standard error.
+    """
+    try:
+        return 200, json.dumps({"result": _result(explorers, message)}, allow_nan=False)
+    except UserError as error:
+        return 400, json.dumps({"error": str(error)})
+    except Exception as error:  # so that a page can ask the next question
+        traceback.print_exc()
+        line = f"this is an error of the program, {type(error).__name__}; its traceback is in the terminal"
+        return 500, json.dumps({"error": line})
+
+
+def _result(explorers: Sequence[Explorer], message: Any) -> Any:
+    if not isinstance(message, dict):
+        raise UserError(f"a message must be an object, but is a {type(message).__name__}")
+    question, model, arguments = message.get("question"), message.get("model"), message.get("arguments")
+    if question == "describe":
+        return describe(explorers)
+    if not isinstance(question, str):
+        raise UserError(f"question must be a name, but is {question!r}; try 'answer'")
+    if type(model) is not int or not 0 <= model < len(explorers):
+        raise UserError(f"model must be a number from 0 to {len(explorers) - 1}, but is {model!r}")
+    if not isinstance(arguments, dict):
+        raise UserError(f"arguments must be an object, but is {arguments!r}")
+    return ask(explorers[model], question, arguments)
