@@ -15,6 +15,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "generated",  # docs/_ext/generated.py
+    "live",  # docs/_ext/live.py
 ]
 html_theme = "furo"
 html_title = "lightning_tfm"

@@ -15,7 +15,7 @@ from lightning_tfm.fit.cli import data_of_checkpoint
 from lightning_tfm.inference.loading import load
 
 PORTS = range(1024, 65_536)
-"""Ports that need no rights of an administrator."""
+"""Ports that do not require root privileges."""
 
 
 def explore(arguments: list[str]) -> int:
@@ -54,9 +54,9 @@ def make_parser() -> CommandParser:
     """Return the parser of the command."""
     parser = CommandParser(
         "lightning-tfm explore",
-        description="Show a page on this machine, on which one asks trained networks questions: their outputs step by "
-        "step, attention, ablations, contributions and nearest training examples. Further options are those of test, "
-        "such as --data.path for other data.",
+        description="Open a page to explore trained networks: outputs step by step, attention, ablations, "
+        "contributions and nearest training examples. Further options are those of test, such as --data.path for "
+        "other data.",
     )
     parser.add_argument("checkpoints", metavar="CHECKPOINT", nargs="+", help="a file that fit has written")
     parser.add_argument("--port", type=int, metavar="N", help="port of the page (default: a free one)")
@@ -67,7 +67,7 @@ def make_parser() -> CommandParser:
         "--output",
         type=Path,
         metavar="FILE",
-        help="write a page with the networks in it, which needs no process and no network, instead",
+        help="write a page with the networks to a file, which needs no server and no internet connection, instead",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser.add_trust_package()

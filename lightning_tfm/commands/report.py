@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_tfm.commands.parser import CommandParser, check_new_file
 from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.inference.loading import load
 from lightning_tfm.reporting import collect_run, render, run_names
+from lightning_tfm.reporting.collect import RunPage
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import write_text
 
@@ -14,7 +17,7 @@ POINTS = 1_200
 """Approximate number of points in the curves of a metric over all runs."""
 
 MAX_PAGE_SIZE = 5_000_000
-"""Maximum size of a page, in bytes."""
+"""Maximum size of a page without networks, in bytes."""
 
 
 def report(arguments: list[str]) -> int:
@@ -42,8 +45,9 @@ def report(arguments: list[str]) -> int:
     for name, row in rows:
         if row["note"]:
             rank_zero_print(f"no output of {name} for {row['input']!r}: {row['note']}")
-    text, halved = render(pages), 0
-    while len(text.encode()) > MAX_PAGE_SIZE:
+    explorer = explorer_page(pages, options.trust_package) if options.live else ""
+    text, halved = render(pages, explorer), 0
+    while len(text.encode()) - len(explorer.encode()) > MAX_PAGE_SIZE:
         if not any(page.predictions or page.attention for page in pages):
             raise UserError(
                 f"the page must be below {MAX_PAGE_SIZE:,} bytes, but that of {len(pages)} runs is not; try fewer runs"
@@ -51,7 +55,7 @@ def report(arguments: list[str]) -> int:
         for page in pages:
             del page.predictions[len(page.predictions) // 2 :]
             del page.attention[len(page.attention) // 2 :]
-        text, halved = render(pages), halved + 1
+        text, halved = render(pages, explorer), halved + 1
     if halved:
         rank_zero_print(
             f"the page is limited to {MAX_PAGE_SIZE:,} bytes: it shows 1/{2**halved} of the predictions and attention "
@@ -60,6 +64,20 @@ def report(arguments: list[str]) -> int:
     write_text(output, text)
     print(output)
     return 0
+
+
+def explorer_page(pages: Sequence[RunPage], trust_packages: Sequence[str]) -> str:
+    """Return the page of the explorer with the networks of the checkpoints of runs.
+
+    Raises:
+        UserError: if there are none, or one is not supported, see `lightning_tfm.explore.file.page`.
+    """
+    from lightning_tfm.explore import Explorer, file  # slow to import
+
+    checkpoints = {page.name: page.checkpoint for page in pages if page.checkpoint}
+    if not checkpoints:
+        raise UserError("--live needs a run with a checkpoint, but there is none; leave it out")
+    return file.page([Explorer(load(path, trust_packages), name, path=path) for name, path in checkpoints.items()])
 
 
 def make_parser() -> CommandParser:
@@ -78,6 +96,7 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--input", action="append", default=[], metavar="TEXT", help="show the output and the attention for a text, too"
     )
+    parser.add_argument("--live", action="store_true", help="also embed the networks, to explore them on other texts")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser.add_trust_package()
     return parser

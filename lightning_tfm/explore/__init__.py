@@ -1,4 +1,4 @@
-"""Explorer of trained networks: questions about their answers, in Python and on a page."""
+"""Interactive exploration of trained networks in Python, on a page and in notebooks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Changes", "Drawn", "Explorer", "Patched", "explore"]
 
 
 def explore(predictor: Predictor | Explorer, *others: Predictor | Explorer) -> Widget:
-    """Return the page of the explorer as a widget of a notebook.
+    """Return the page of the explorer as a notebook widget.
 
     Args:
         predictor: a model, see `lightning_tfm.load`, or its explorer.
-        others: further ones, which are shown side by side.
+        others: further models, shown side by side.
 
     Raises:
         UserError: if the package anywidget is missing.

@@ -44,7 +44,8 @@ class Answer(NamedTuple):
         note: a warning about the text; may be empty.
         given: the number of steps that belong to the text.
         prefix: the number of forced steps, which follow them.
-        first_step: the row of the attention maps of one sequence that predicts the first step; None without one.
+        first_step: for a network that reads one sequence, the row of its attention maps that predicts the first step;
+            otherwise None.
     """
 
     forced: TeacherForced
@@ -84,11 +85,11 @@ class Answer(NamedTuple):
 
 
 def attention_side(network: Network, name: str) -> str:
-    """Return the side of an attention layer, which is what attends to what.
+    """Return the side of an attention layer, which names the sequences of its queries and keys.
 
     Returns:
-        "source" for the target over the source, "encoder" for the source over itself, "target" for the target over
-        itself, and "sequence" for a network that reads one sequence.
+        "source" if the target attends to the source, "encoder" if the source attends to itself, "target" if the target
+        attends to itself, and "sequence" if the network reads one sequence.
     """
     if isinstance(network, CausalNetwork | TextNetwork):
         return "sequence"
@@ -99,10 +100,10 @@ def attention_side(network: Network, name: str) -> str:
 
 
 class Sampled(NamedTuple):
-    """Tokens that were sampled.
+    """Sampled tokens.
 
     Attributes:
-        text: the text of the tokens, after the given text, if it continues one.
+        text: the text of the tokens, which includes the text that they continue, if any.
         tokens: the given and the sampled tokens (T).
         logits: the logits (T, V).
         given: the number of given tokens.
@@ -132,14 +133,14 @@ class Answers(ABC):
 
     @abstractmethod
     def answer(self, text: str, prefix: Sequence[int]) -> Answer:
-        """Return the answer to a text, which begins with the ids of a prefix.
+        """Return the answer to a text, whose first tokens are forced to be those of a prefix.
 
         Raises:
             UserError: if the text has no answer, or the prefix cannot begin one.
         """
 
     def question(self, text: str) -> str:
-        """Return a text that can be answered, given a text of the data."""
+        """Convert a text of the data to one that the model can answer."""
         return text
 
     def sample(self, text: str, sample_fn: SampleFn, max_tokens: int) -> Sampled:
@@ -312,7 +313,7 @@ class LanguageModelAnswers(Answers):
 
 
 class _TextAnswers(Answers):
-    """Answers of a predictor that reads a text at once, and decodes none."""
+    """Base class of the answers of predictors that read a text in one pass, without decoding."""
 
     def inputs(self, text: str) -> tuple[Tensor, ...]:
         return self.answer(text, ()).forced.inputs
@@ -362,7 +363,7 @@ def answers_of(predictor: Predictor) -> Answers:
     """Return the answers of a predictor.
 
     Raises:
-        UserError: if it is that of another task.
+        UserError: if its task is not supported.
     """
     for cls, answers in TASKS.items():
         if isinstance(predictor, cls):
@@ -372,7 +373,7 @@ def answers_of(predictor: Predictor) -> Answers:
 
 
 def forcing(prefix: Sequence[int]) -> SampleFn:
-    """Return a function that selects the tokens of a prefix, and after them the most probable ones."""
+    """Return a function that selects the tokens of a prefix, then the most probable tokens."""
     remaining = iter(prefix)
 
     def sample_fn(logits: Tensor) -> Tensor:
@@ -383,7 +384,7 @@ def forcing(prefix: Sequence[int]) -> SampleFn:
 
 
 def recording(step: Step) -> tuple[Step, list[Tensor]]:
-    """Return a step function, and the list to which each of its calls appends the logits (B, V)."""
+    """Wrap a step function; return it with a list, to which each call appends the logits (B, V)."""
     recorded: list[Tensor] = []
 
     def recording_step(token: Tensor, state: State) -> tuple[Tensor, State]:

@@ -1,4 +1,4 @@
-"""Changes of a network while it answers: parts that are off, drawn attention weights, and patched states.
+"""Changes to a network during an answer: ablated parts, drawn attention weights and patched states.
 
 Shapes: batch B, positions P, width D.
 """
@@ -17,20 +17,20 @@ from lightning_tfm.insight import Interventions, Part, components, interventions
 from lightning_tfm.networks import Network
 
 SWITCHABLE = ("attention", "feed_forward", "layer")
-"""Kinds of the components that can be off."""
+"""Kinds of components that can be switched off."""
 
 FORBID_OTHERS: dict[str, str] = {"extra": "forbid"}
-"""Configuration with which pydantic refuses unknown fields."""
+"""Pydantic configuration that rejects unknown fields."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Attention of one query to one key only, with a weight of 1.
+    """Attention weight of 1 from one query to one key, and 0 to all others.
 
     Attributes:
         layer: the name of the attention layer.
-        query: the index of the query, that of a row of the layer's map in an answer.
-        key: the index of the key, that of a column.
+        query: the index of the query, a row of the layer's map in an answer.
+        key: the index of the key, a column of the map.
         head: the index of the head; None for all heads.
     """
 
@@ -44,7 +44,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Patched:
-    """Output of a component at one position that is replaced by that for another text.
+    """Replacement of the output of a component at one position by its output for another text.
 
     Attributes:
         layer: the name of the component, such as a layer, or the states of a recurrent encoder.
@@ -59,11 +59,12 @@ class Patched:
 
 @dataclass(frozen=True)
 class Changes:
-    """Changes of a network while it answers.
+    """Changes to a network during an answer.
 
     Attributes:
-        off: the names of heads, such as `decoder.1.cross_attention.0`, whose contexts are 0, and of attention layers,
-            feed-forward networks and layers, whose outputs are 0. The residual stream passes a layer.
+        off: the names of heads, such as `decoder.1.cross_attention.0`, whose contexts are set to 0, and of attention
+            layers and feed-forward networks, whose outputs are set to 0. The name of a layer stands for all of its
+            sub-layers; the residual stream is kept.
         drawn: the drawn attention weights.
         patched: the patched states.
     """
@@ -102,7 +103,7 @@ class ChangedNetwork:
     def running(self) -> Iterator[Interventions]:
         """Apply the changes within the context.
 
-        Within it, the network may decode a sequence once, before any number of calls of `forward`.
+        Within it, the network may decode one sequence, and then call `forward` any number of times.
         """
         with interventions(self.network) as touch:
             for part in self.off:
@@ -115,7 +116,7 @@ class ChangedNetwork:
 
 
 def _parts(network: Network, name: str) -> list[Part]:
-    """Return the part of a network with a name, or the sub-layers of a layer."""
+    """Return the part with a name, or the sub-layers of the layer with this name."""
     kinds = {component.name: component for component in components(network)}
     if name in kinds and kinds[name].kind in SWITCHABLE:
         sublayers = [Part(other) for other in kinds if other.startswith(f"{name}.")]

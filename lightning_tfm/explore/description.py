@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ from lightning_tfm.runs.inspection import Inspection, PartRecord
 from lightning_tfm.runs.record import Run
 
 CHANGES = ("off_heads", "off_components", "drawn", "patched")
-"""Kinds of changes of a network."""
+"""Kinds of changes to a network."""
+
+EXAMPLES = 10
+"""Maximum number of test texts that are tried as an example."""
 
 
 def describe_model(answers: Answers, path: Path | None) -> dict[str, Any]:
@@ -41,7 +45,7 @@ def describe_model(answers: Answers, path: Path | None) -> dict[str, Any]:
         "task": answers.task,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "example": "" if run is None else _example(answers, run),
-        "load": "predictor" if path is None else _load_expression(answers, path),
+        **_expressions(answers, path),
         "max_source_length": source_length,
         "max_target_length": target_length,
         "components": [
@@ -62,18 +66,19 @@ def describe_model(answers: Answers, path: Path | None) -> dict[str, Any]:
             {"name": part["name"], **_without(part)} for part in (inspection["components"] if inspection else ())
         ],
         "labels": getattr(predictor, "labels", []),
+        "vocabulary": predictor.tokenizer.fingerprint,
         "changes": [*CHANGES],
     }
 
 
 def _inspection(run: Run, path: Path) -> Inspection | None:
-    """Return the results of `inspect` for a checkpoint of a run; None if there are none, or those of another one."""
+    """Return the results of `inspect` for a checkpoint of a run; None if it has not been inspected."""
     inspection = run.inspection
     return inspection if inspection and Path(inspection["checkpoint"]).name == path.name else None
 
 
 def _without(part: PartRecord) -> dict[str, float | None]:
-    """Return the mean effects of the ablation of a part by its mean; None without an ablation."""
+    """Return the mean effects of the mean ablation of a part; None if it was not ablated."""
     without = part["without"].get("mean")
     return {
         "loss_increase": None if without is None else without["loss_increase"][0],
@@ -82,8 +87,8 @@ def _without(part: PartRecord) -> dict[str, float | None]:
 
 
 def _example(answers: Answers, run: Run) -> str:
-    """Return a text of the test of a run that has an answer; empty without one."""
-    examples: list[Any] = [*run.predictions[:1], *run.examples[:1]]
+    """Return a test text of a run that the model can answer; empty if there is none."""
+    examples: Sequence[Mapping[str, Any]] = run.first_predictions(EXAMPLES) or run.examples[:EXAMPLES]
     for example in examples:
         text = answers.question(example.get("source", example.get("text", "")))
         with suppress(UserError):
@@ -92,9 +97,13 @@ def _example(answers: Answers, run: Run) -> str:
     return ""
 
 
-def _load_expression(answers: Answers, path: Path) -> str:
-    """Return the Python expression that loads a model."""
+def _expressions(answers: Answers, path: Path | None) -> dict[str, str]:
+    """Return the Python expressions of a model and of its data; without a checkpoint, names to be defined."""
+    if path is None:
+        return {"load": "predictor", "data": "data"}
     classes = (type(answers.network), type(answers.predictor))
-    packages = {cls.__module__.split(".")[0] for cls in classes} - {"lightning_tfm"}
-    trusted = f", trust_packages={sorted(packages)}" if packages else ""
-    return f"load({json.dumps(str(path), ensure_ascii=False)}{trusted})"
+    packages = sorted({cls.__module__.split(".")[0] for cls in classes} - {"lightning_tfm"})
+    literal = json.dumps(str(path), ensure_ascii=False)
+    trusted = f", trust_packages={packages}" if packages else ""
+    settings = ["--trust-package", ",".join(packages)] if packages else []
+    return {"load": f"load({literal}{trusted})", "data": f"data_of_checkpoint({literal}, {settings})"}

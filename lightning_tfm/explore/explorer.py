@@ -1,4 +1,4 @@
-"""Explorer of a network: questions about its answers, whose results are plain values, as JSON holds them.
+"""Explorer of a network, which answers questions by plain values that JSON can represent.
 
 Shapes: heads H, answer tokens T, source tokens S, ids V.
 """
@@ -38,13 +38,13 @@ QUESTIONS = ("answer", "beam", "attributions", "patch", "neighbors", "worst", "s
 """Names of the questions, which are methods of `Explorer`."""
 
 TEST_EXAMPLES = 200
-"""Number of test examples of which the one with the largest loss is shown."""
+"""Number of test examples among which the one with the largest loss is found."""
 
 MAX_BEAM_SIZE, MAX_NEIGHBORS, MAX_SAMPLED = 50, 100, 1_000
-"""Maximum numbers of beams, of neighbors, and of sampled tokens, which bound the time."""
+"""Maximum numbers of beams, neighbors and sampled tokens, to limit the computation time."""
 
 MAX_STEPS = 200
-"""Maximum number of steps of integrated gradients, which bounds the time."""
+"""Maximum number of steps of integrated gradients, to limit the computation time."""
 
 
 class Explorer:
@@ -53,8 +53,8 @@ class Explorer:
     Args:
         predictor: the model, which is set to evaluation mode.
         name: its name.
-        data: a function that returns its data module, set up; None without the data.
-        path: the path of its checkpoint, whose run may have results of `inspect`; None without one.
+        data: a function that returns its data module after `setup`; without it, questions about data are excluded.
+        path: the path of its checkpoint, whose run may contain results of `inspect`; None if there is no checkpoint.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Explorer:
 
     @cached_property
     def excluded(self) -> dict[str, str]:
-        """Return the questions that this explorer does not answer, each with the reason."""
+        """Return the unsupported questions, each with the reason."""
         task, kinds = self.answers.task, {component.kind for component in components(self.network)}
         reasons = {
             "beam": task != "seq2seq" and "needs a network that decodes a target",
@@ -218,7 +218,8 @@ class Explorer:
     ) -> Json:
         """Return the contribution of each input symbol to the log probability of each step (T, S), in nats.
 
-        The error is the largest difference of the sum of integrated gradients from its exact value.
+        The error is the maximum difference between the sum of the integrated gradients of a step and its exact value;
+        None for occlusion.
 
         Args:
             text: the text.
@@ -226,7 +227,7 @@ class Explorer:
             method: the method, see `occlusion` and `integrated_gradients` of `lightning_tfm.insight`.
             changes: the changes of the network.
             against: the text whose states are patched.
-            step: the index of the only step, which takes less time; None for all steps.
+            step: the index of a single step, which takes less time; None for all steps.
 
         Raises:
             UserError: if a text has no answer, or the network has no such part or step.
@@ -316,7 +317,7 @@ class Explorer:
         return {"by": by, "examples": [example._asdict() for example in examples]}
 
     def worst(self) -> Json:
-        """Return the test example with the largest loss among some that are drawn.
+        """Return the test example with the largest loss in a random sample of TEST_EXAMPLES.
 
         Raises:
             UserError: if there are no data.
@@ -382,12 +383,12 @@ class Explorer:
 
 
 def describe(explorers: Sequence[Explorer]) -> Json:
-    """Return the descriptions of the models of some explorers, and the version of the package."""
+    """Return the descriptions of the explorers' models, and the version of the package."""
     return {"models": [explorer.describe() for explorer in explorers], "version": version("lightning_tfm")}
 
 
 def ask(explorer: Explorer, question: str, arguments: Mapping[str, Any]) -> Json:
-    """Return the result of a question, whose arguments are JSON values.
+    """Answer a question with JSON values as arguments.
 
     Args:
         explorer: the explorer.
@@ -411,7 +412,7 @@ def ask(explorer: Explorer, question: str, arguments: Mapping[str, Any]) -> Json
 
 
 def _parse(value: Any, kind: Any, name: str) -> Any:
-    """Return a JSON value as a type; raise UserError if it is none."""
+    """Convert a JSON value to a type; raise UserError if it does not fit."""
     from pydantic import TypeAdapter, ValidationError  # slow to import
 
     try:

@@ -1,4 +1,4 @@
-"""Pages with networks in them, which need no process and no network."""
+"""Pages with embedded networks, which need no server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightning_tfm.explore.explorer import Explorer
 from lightning_tfm.explore.operators import supported_operators
 from lightning_tfm.explore.page import html, script, style
 from lightning_tfm.inference.decoding import DecodingOptions
-from lightning_tfm.inference.onnx_pair import Pair, convert
+from lightning_tfm.inference.onnx_pair import OnnxPair, convert
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import write_text
 
@@ -37,7 +37,10 @@ EXCLUDED = {
 }
 """Reasons why a page does not answer the other questions."""
 
-POLICY = "default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; img-src data: blob:"
+POLICY = (
+    "default-src 'none'; base-uri 'none'; form-action 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; "
+    "img-src data: blob:"
+)
 """Content-Security-Policy of a page, which loads nothing, with its nonce."""
 
 SAMPLE = 500
@@ -104,7 +107,7 @@ def _model(explorer: Explorer) -> dict[str, Any]:
     }
 
 
-def _description(explorer: Explorer, pair: Pair) -> dict[str, Any]:
+def _description(explorer: Explorer, pair: OnnxPair) -> dict[str, Any]:
     """Return the description of a model with the questions and changes that a page supports."""
     description = explorer.describe()
     layers = {
@@ -114,8 +117,12 @@ def _description(explorer: Explorer, pair: Pair) -> dict[str, Any]:
         if pair.decode_step is None or each["side"] == "encoder" or "decode_step" in each["graphs"]
     }
     excluded = {name: reason for name, reason in description["excluded"].items() if name not in ("neighbors", "worst")}
+    path = explorer.path  # without its folder, which readers of the page need not know
+    load = description["load"] if path is None else description["load"].replace(str(path), path.name)
     return {
         **description,
+        "load": load,
+        "data": "data",
         "attention": [each for each in description["attention"] if each["layer"] in layers],
         "drawable": [],
         "questions": [question for question in description["questions"] if question in QUESTIONS],

@@ -1,4 +1,4 @@
-"""Answers to the messages of a page, which the server and the widget send."""
+"""Responses of the server and the widget to the messages of a page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_tfm.explore.explorer import Explorer, ask, describe
 
 
 def respond(explorers: Sequence[Explorer], message: Any) -> tuple[int, str]:
-    """Return the HTTP status and the answer, in JSON, to a message.
+    """Return the HTTP status and the response, in JSON, to a message.
 
     Args:
         explorers: the explorers of the models of the page.
@@ -20,14 +20,14 @@ def respond(explorers: Sequence[Explorer], message: Any) -> tuple[int, str]:
             `{"model": 0, "question": "answer", "arguments": {"text": "May 3, 1979"}}`.
 
     Returns:
-        The status is 400 for a mistake of the user, and 500 for an error of the program, whose traceback is printed to
-        standard error.
+        The status is 200, 400 for a UserError, or 500 for any other exception, whose traceback is printed to standard
+        error.
     """
     try:
         return 200, json.dumps({"result": _result(explorers, message)}, allow_nan=False)
     except UserError as error:
         return 400, json.dumps({"error": str(error)})
-    except Exception as error:  # so that a page can ask the next question
+    except Exception as error:  # the page can still ask the next question
         traceback.print_exc()
         line = f"this is an error of the program, {type(error).__name__}; its traceback is in the terminal"
         return 500, json.dumps({"error": line})

@@ -23,20 +23,20 @@ By = Literal["source", "decoder"]
 """Features that are compared: the mean state of the source, or the input of the output layer at one step."""
 
 MAX_EXAMPLES, MAX_TOKENS = 2_000, 30_000
-"""Maximum numbers of training examples, and of their tokens, which bound the time."""
+"""Maximum numbers of training examples and of their tokens, to limit the computation time."""
 
 BATCH_SIZE = 100
-"""Number of examples in a batch, which have similar lengths."""
+"""Number of examples, of similar lengths, in a batch."""
 
 
 class Neighbor(NamedTuple):
-    """Training example.
+    """Training example similar to a text.
 
     Attributes:
         source: its source, or the text.
         target: its target; empty for a text.
         similarity: the cosine of the angle between its features and those of the text.
-        position: the index of the target token; None by source.
+        position: the index of the target token; None if sources are compared.
     """
 
     source: str
@@ -50,7 +50,7 @@ class Neighbors:
 
     Args:
         predictor: the model, in evaluation mode.
-        data: the data, which are set up.
+        data: the data module, after `setup`.
     """
 
     def __init__(self, predictor: Predictor, data: TaskDataModule) -> None:
@@ -88,7 +88,7 @@ class Neighbors:
         Args:
             inputs: the arguments of the network's `forward` for one text, (1, ...) each.
             by: the features.
-            position: the index of a target token; ignored by source.
+            position: the index of a target token; ignored if sources are compared.
             number: the number of examples.
 
         Raises:

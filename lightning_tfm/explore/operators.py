@@ -9,7 +9,7 @@ from importlib import resources
 def supported_operators() -> frozenset[str]:
     """Return the names of the ONNX operators that the interpreter of pages supports.
 
-    Some are supported only for some of their attributes; the interpreter refuses the others when it reads a graph.
+    Some are supported for certain attributes only; the interpreter rejects other attributes when it reads a graph.
     """
     folder = resources.files("lightning_tfm.explore") / "page"
     files = [file for file in folder.iterdir() if re.fullmatch(r"operators_\w+\.js", file.name)]

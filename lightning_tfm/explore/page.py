@@ -20,7 +20,7 @@ FOLDER = Path(__file__).with_name("page")
 """The modules and the style sheet."""
 
 MARKUP = re.compile(r"<(?=/script|!--)", re.IGNORECASE)
-"""Start of text that would end a script element or hide its end, which only strings and patterns contain."""
+"""Markup that would end a script element or hide its end; in a script, it occurs in strings and patterns only."""
 
 
 def script(*backend: str) -> str:
@@ -49,7 +49,7 @@ def style() -> str:
 
 
 def html(script: str, style: str, nonce: str | None = None, title: str = "lightning-tfm explore") -> str:
-    """Return the document of a page, which loads nothing else.
+    """Return the document of a page without external resources.
 
     Args:
         script: the script, see `script`.

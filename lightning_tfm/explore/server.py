@@ -1,4 +1,4 @@
-"""Server of the page, for the user of this machine alone.
+"""Local server of the page, which only the user who started it can reach.
 
 Uvicorn runs in a thread of its own. Questions are answered one after another by the thread that calls `Server.run`,
 because the hooks of a network are not thread-safe, and because loading data in a thread other than the main one fails.
@@ -36,13 +36,13 @@ from lightning_tfm.explore.messages import respond
 from lightning_tfm.explore.page import html, script, style
 
 ADDRESS = "127.0.0.1"
-"""The address that accepts connections of this machine only."""
+"""The loopback address, which other machines cannot reach."""
 
 MAX_BODY = 1_000_000
 """Maximum size of a question, in bytes."""
 
 NO_CONTENT = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-"""Content-Security-Policy of a response that is no page."""
+"""Content-Security-Policy of responses other than the page."""
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -66,7 +66,7 @@ def serve(explorers: Sequence[Explorer], port: int = 0, open_browser: bool = Tru
         UserError: if the port is not free.
     """
     server = Server(explorers, port)
-    print(f"{server.address} shows the page until Ctrl-C", flush=True)
+    print(f"Explorer running at {server.address} (press Ctrl-C to stop)", flush=True)
     server.run(open_browser)
 
 
@@ -129,7 +129,7 @@ class Server:
                 if open_browser:
                     stack.enter_context(_opened(self.address))
                 while (question := self._questions.get()) is not None:
-                    stack.close()  # the browser has opened the page, whose first question this is
+                    stack.close()  # the first question shows that the browser has opened the page
                     future, message = question
                     if future.set_running_or_notify_cancel():
                         future.set_result(respond(self.explorers, message))
@@ -170,7 +170,7 @@ class Server:
         return await self._answer(request, message)
 
     async def _answer(self, request: Request, message: Any) -> Response:
-        """Return the answer to a message; a question that waits is dropped if the page is closed."""
+        """Return the answer to a message; a waiting question is dropped if the page is closed."""
         future: Future[tuple[int, str]] = Future()
         self._questions.put((future, message))
         answer = asyncio.wrap_future(future)
@@ -185,10 +185,10 @@ class Server:
 
 
 class Guard:
-    """ASGI middleware that refuses requests of other pages and other users, and completes the headers of responses.
+    """ASGI middleware that rejects requests from other sites and other users, and adds headers to responses.
 
-    A page of another site could send requests to this address (cross-site request forgery), also under a name of its
-    own (DNS rebinding), and other users of the machine can connect to it.
+    Pages of other sites can send requests to this address (cross-site request forgery), also under a host name of
+    their own (DNS rebinding), and other users of the machine can connect to it.
 
     Args:
         app: the application.
@@ -235,5 +235,5 @@ def _opened(address: str) -> Iterator[None]:
         path = Path(folder) / "explore.html"
         refresh = f'<meta http-equiv="refresh" content="0; url={escape(address)}">'
         path.write_text(f"<!doctype html>\n<title>lightning-tfm explore</title>\n{refresh}\n", encoding="utf-8")
-        Thread(target=webbrowser.open, args=(path.as_uri(),), daemon=True).start()  # it waits for some browsers
+        Thread(target=webbrowser.open, args=(path.as_uri(),), daemon=True).start()  # some browsers block it
         yield

@@ -1,4 +1,4 @@
-"""The page as a widget of a notebook."""
+"""The page as a notebook widget."""
 
 from __future__ import annotations
 

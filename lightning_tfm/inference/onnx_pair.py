@@ -52,7 +52,7 @@ TASKS: dict[type[Predictor], str] = {
 """Names of the tasks in the description."""
 
 
-class Pair(NamedTuple):
+class OnnxPair(NamedTuple):
     """ONNX graphs of a network and their description.
 
     Attributes:
@@ -82,7 +82,7 @@ def check_packages() -> None:
 
 
 @torch.no_grad()
-def convert(predictor: Predictor) -> Pair:
+def convert(predictor: Predictor) -> OnnxPair:
     """Convert the network of a predictor to ONNX.
 
     Raises:
@@ -100,10 +100,10 @@ def convert(predictor: Predictor) -> Pair:
 
 
 SIZES, STEPS = ((3, 5), (4, 7)), (2, 4)
-"""Rows and lengths, and numbers of decoding steps, of two examples: the axes that differ have variable sizes."""
+"""Rows and lengths, and numbers of decoding steps, of two examples: axes whose sizes differ are dynamic."""
 
 
-def _convert_forward(predictor: Predictor, network: Any) -> Pair:
+def _convert_forward(predictor: Predictor, network: Any) -> OnnxPair:
     examples = [predictor.example_inputs(*size, torch.Generator()) for size in SIZES]
     names = [*examples[0]]
 
@@ -112,10 +112,10 @@ def _convert_forward(predictor: Predictor, network: Any) -> Pair:
 
     _replace_layers(network)
     model, layers = _trace(network, forward, [[*inputs.values()] for inputs in examples], names, ["logits"])
-    return Pair(model, None, _description(predictor, {"encode": layers}, {}))
+    return OnnxPair(model, None, _description(predictor, {"encode": layers}, {}))
 
 
-def _convert_decoder(predictor: Predictor, network: Any) -> Pair:
+def _convert_decoder(predictor: Predictor, network: Any) -> OnnxPair:
     abstract = copy.deepcopy(network).to("meta")  # computes shapes only
     sources = [torch.ones(size, dtype=torch.long, device="meta") for size in SIZES]
     tokens = [source[:, 0] for source in sources]
@@ -126,7 +126,7 @@ def _convert_decoder(predictor: Predictor, network: Any) -> Pair:
             _, states[example] = abstract.decode_step(tokens[example], states[example])
     leaves = [[tensor for tensor, _ in _leaves(state)] for state in states]
     if number != len(leaves[0]):
-        raise ValueError("the states of encode and decode_step must have the same structure, but have not")
+        raise ValueError("the states of encode and decode_step must have the same structure, but differ")
     _replace_layers(network)
     state = {
         f"state_{i}": None if is_memory else f"next_state_{i}" for i, (_, is_memory) in enumerate(_leaves(states[0]))
@@ -148,7 +148,7 @@ def _convert_decoder(predictor: Predictor, network: Any) -> Pair:
     _prune(decode_step, {following for name, following in state.items() if following and name not in read})
     _prune(model, state.keys() - read)
     state = {name: following for name, following in state.items() if name in read}
-    return Pair(model, decode_step, _description(predictor, {"encode": in_encode, "decode_step": in_step}, state))
+    return OnnxPair(model, decode_step, _description(predictor, {"encode": in_encode, "decode_step": in_step}, state))
 
 
 def _description(predictor: Predictor, graphs: dict[str, list[str]], state: dict[str, str | None]) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def _description(predictor: Predictor, graphs: dict[str, list[str]], state: dict
 
 
 def _replace_layers(network: nn.Module) -> None:
-    """Replace layers that ONNX would compute by loops, or for a fixed length."""
+    """Replace layers that would be exported as loops, or for a fixed length."""
     for parent in [*network.modules()]:
         for name, child in parent.named_children():
             if isinstance(child, nn.LSTM | nn.GRU):
@@ -240,7 +240,7 @@ class _Recurrent(nn.Module):
 
 
 class _EmbeddingSum(nn.Module):
-    """`nn.EmbeddingBag` of mode "sum", which ONNX would compute by a loop over the bags."""
+    """`nn.EmbeddingBag` of mode "sum", which would be exported as a loop over the bags."""
 
     def __init__(self, layer: nn.EmbeddingBag) -> None:
         super().__init__()
@@ -287,7 +287,7 @@ def _observed(layers: dict[str, Attention], head_mask: Tensor) -> Iterator[dict[
                 maps[name] = layer.weights(*args, **kwargs)
             except UserError:  # linear attention in decode_step
                 return type(layer).forward(layer, *args, **kwargs)
-            if isinstance(layer, HardMonotonicAttention):  # whose result are the logarithms of the weights
+            if isinstance(layer, HardMonotonicAttention):  # returns the logarithms of the weights
                 return type(layer).forward(layer, *args, **kwargs)
             return layer.with_weights(maps[name], *args, **kwargs)
 
@@ -389,7 +389,7 @@ def _trace(
 
 
 def _remove_traces(model: ModelProto) -> None:
-    """Remove the stack traces of the exporter, which have paths of this machine."""
+    """Remove the stack traces of the exporter, which contain local paths."""
     graph = model.graph
     for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
         del part.metadata_props[:]
@@ -418,7 +418,7 @@ def _prune(model: ModelProto, dropped: Collection[str] = ()) -> None:
 
 
 def _store_once(model: ModelProto) -> None:
-    """Compute each matrix that is the transpose of another one, as those of tied embeddings, instead of storing it."""
+    """Store a matrix and its transpose, such as those of tied embeddings, only once, with a Transpose node."""
     from onnx import helper, numpy_helper
 
     graph = model.graph

@@ -86,9 +86,9 @@ def components(network: nn.Module) -> list[Component]:
 
 
 class _EditedForward:
-    """Function that replaces the `forward` of an attention layer, with edits of its weights.
+    """Replacement of the `forward` of an attention layer that edits its weights.
 
-    The `weights` of the layer are the edited ones of the last call. A hook instead would compute the context twice, and
+    After a call, `weights` of the layer returns the edited weights. A hook would instead compute the context twice, and
     run the hooks of the layer's modules twice.
     """
 
@@ -116,8 +116,8 @@ class _EditedForward:
 class Interventions:
     """Interventions in the components of a network, see `interventions`.
 
-    They take effect in the order of the calls, but those in attention weights before those in heads, and these before
-    those in whole components.
+    Those in attention weights take effect first, then those in heads, then those in whole components, each in the order
+    of the calls.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -182,7 +182,7 @@ class Interventions:
             name: the name of an `Attention` of the network, which need not be a component.
             edit: the function from the weights (B, H, T, S) to others of this shape. It is called once for each call of
                 the layer: while a sequence is decoded, T is 1. For monotonic attention, whose weights depend on those
-                of the query before, it is called once for each query.
+                of the previous query, it is called once for each query.
             head: the index of a head, whose weights (B, T, S) are replaced instead.
 
         Raises:
@@ -208,13 +208,13 @@ class Interventions:
         Args:
             name: the name of an attention layer, see `edit_weights`.
             query: the index of the query, as in `attention_maps`: while a sequence is decoded, the queries of all calls
-                of the layer are counted, those of the source first if source and target are one sequence. A call of the
-                network's `forward` starts at 0 again. A query that is not reached changes nothing.
+                of the layer are counted, those of the source first if source and target are one sequence. Each call of
+                the network's `forward` restarts at 0. A query that is not reached changes nothing.
             key: the index of the key. It may be masked.
             head: the index of a head; None for all heads.
 
         Raises:
-            UserError: as `edit_weights` does; or if query or key are negative, or, when the query is reached, the layer
+            UserError: as `edit_weights` does; or if query or key is negative, or, when the query is reached, the layer
                 has too few keys.
         """
         if query < 0:

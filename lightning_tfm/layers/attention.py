@@ -36,7 +36,7 @@ class Attention(nn.Module, ABC):
 
     Note:
         `forward` may use a fused kernel that never materializes the attention weights; `weights` computes them, and
-        `with_weights` takes given ones.
+        `with_weights` uses given ones.
     """
 
     num_heads: int = 1
@@ -55,9 +55,9 @@ class Attention(nn.Module, ABC):
         """Return the result of `forward` for the same arguments, with given attention weights (B, H, T, S)."""
 
     def edited_weights(self, edit: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        """Return a function of the attention weights (B, H, T, S) that `forward` uses for the same arguments.
+        """Return the attention weights (B, H, T, S) of `forward` for the same arguments, edited by a function.
 
-        A subclass in which the weights of a query depend on those of the query before it calls the function for one
+        A subclass in which the weights of a query depend on those of the previous query calls the function for one
         query at a time.
         """
         return edit(self.weights(*args, **kwargs))

@@ -90,7 +90,7 @@ class _ExpectedWeights(torch.autograd.Function):
 def _edit_by_query(
     weights: Callable[[Tensor, Tensor], Tensor], edit: Callable[[Tensor], Tensor], query: Tensor, previous: Tensor
 ) -> Tensor:
-    """Return edited weights (B, H, T, S), where each query starts from the edited weights of the query before it.
+    """Return edited weights (B, H, T, S); each query starts from the edited weights of the previous query.
 
     Args:
         weights: the function from one query (B, 1, D) and the weights (B, H, S) before it to its weights (B, H, 1, S).

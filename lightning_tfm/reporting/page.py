@@ -14,8 +14,8 @@ from lightning_tfm.reporting.verdict import compare_pages, result
 from lightning_tfm.runs.record import Run
 
 
-def render(pages: Sequence[RunPage]) -> str:
-    """Return the HTML page of runs."""
+def render(pages: Sequence[RunPage], explorer: str = "") -> str:
+    """Return the HTML page of runs, with the page of the explorer of their networks in it, if any."""
     from lightning_tfm.reporting.charts import draw_charts  # slow to import
 
     def key(page: RunPage) -> tuple[str, str]:
@@ -37,7 +37,7 @@ def render(pages: Sequence[RunPage]) -> str:
     return render_template(
         "page.html",
         [chart for group in groups for chart in group["charts"]],
-        {"runs": [_content(page) for page in pages]},
+        {"runs": [_content(page) for page in pages], "explorer": explorer},
         title=pages[0].name if len(pages) == 1 else f"{len(pages)} runs",
         groups=groups,
         names=[page.name for page in pages],
@@ -54,6 +54,7 @@ def render(pages: Sequence[RunPage]) -> str:
             for page in pages
             if page.inspection
         ],
+        has_explorer=explorer != "",
         inputs=[
             [page.name, row["input"], f"no output: {row['note']}" if row["note"] else row["output"]]
             for page in pages

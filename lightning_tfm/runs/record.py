@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import cached_property
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NotRequired
 
@@ -340,11 +341,19 @@ class Run:
         Raises:
             UserError: if the file is damaged.
         """
+        return self.first_predictions(None)
+
+    def first_predictions(self, number: int | None) -> list[Prediction]:
+        """Return at most this number of predictions of the test; all for None.
+
+        Raises:
+            UserError: if their lines are damaged.
+        """
         path = self.folder / self.PREDICTIONS
         if not path.is_file():
             return []
-        # str.splitlines would also split at U+0085, which the data may contain.
-        lines = path.read_bytes().split(b"\n")[:-1]
+        with path.open("rb") as file:  # lines of text would also end at a carriage return, which the data may contain
+            lines = [line for line in islice(file, number) if line.endswith(b"\n")]
         return read_json(path, list[Prediction], b"[%b]" % b",".join(lines))
 
     def write_predictions(self, predictions: Iterable[Prediction]) -> None:

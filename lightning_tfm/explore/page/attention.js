@@ -1,6 +1,6 @@
-// Attention: lines between the texts, a map of the weights, and what is known of each head.
+// Attention: lines between the texts, a map of the weights, and the scores of the heads.
 
-import { clear, columns, drawingWidth, html, keepFocus, number, svg, visible } from "./dom.js";
+import { clear, columns, drawingWidth, html, number, redraw, svg, visible } from "./dom.js";
 import { effects, increaseText } from "./parts.js";
 import { figure, pythonLines } from "./pictures.js";
 import { changesFor, textArguments } from "./state.js";
@@ -328,8 +328,15 @@ export function attentionPanel({ state }) {
     return [...map.queries.keys()].filter((t) => map.queries[t] === MASKED);
   }
 
+  /** Return whether a query may attend to a key: a decoder never attends to later tokens. */
+  function canAttend({ side }, { task }, t, s) {
+    const isDecoder = ["seq2seq", "language_model"].includes(task);
+    return s <= t || !(side === "target" || (side === "sequence" && isDecoder));
+  }
+
   function choose(map, head, model, answer, t, s) {
     if (isDrawing && s !== undefined && model.drawable.includes(map.layer)) {
+      if (!canAttend(map, model, t, s)) return;
       const { drawn } = state.get();
       const cell = { layer: map.layer, query: t, key: s, head: head === "mean" ? null : head };
       const isSameRow = (one) => one.layer === cell.layer && one.query === t && one.head === cell.head;
@@ -368,7 +375,7 @@ export function attentionPanel({ state }) {
     const record = (one) => model.heads.find(({ name }) => name === `${map.layer}.${one}`);
     if (model.heads.length === 0) {
       return html("p", { class: "note" }, html("code", {}, "lightning-tfm inspect CKPT"),
-        " computes the scores of the heads, and what breaks without them.");
+        " computes the scores of the heads, and the effects of their ablation.");
     }
     if (head !== "mean") {
       const one = record(head);
@@ -456,7 +463,7 @@ export function attentionPanel({ state }) {
     update(shown) {
       shownNow = shown;
       const fills = [];
-      keepFocus(element, () => {
+      redraw(element, () => {
         element.replaceChildren(columns(shown, ({ index, model, answer }) => {
           if (model.attention.length === 0) return html("p", { class: "note" }, "This network has no attention.");
           if (!answer) return html("p", { class: "muted" }, "The attention to a text is shown with its answer.");

@@ -304,7 +304,7 @@ class LanguageModel extends FileModel {
     const ids = this.tokenize(line);
     const note = this.note(ids);
     const { max_length: positions } = this.config;
-    if (ids.length < positions) return { ids, note };
+    if (ids.length <= positions) return { ids, note };
     const used = Math.max(1, Math.floor(positions / 2));
     const cut = `only the last ${used} of ${ids.length} tokens are used`;
     return { ids: ids.slice(-used), note: [note, cut].filter(Boolean).join("; ") };

@@ -3,9 +3,10 @@
 import { start } from "./main.js";
 
 /** Return the result of a request, or reject with its line. */
-async function requestServer(token, path, question) {
+async function requestServer(token, path, question, signal) {
   const headers = { "X-Token": token, "Content-Type": "application/json" };
-  const options = question === undefined ? { headers } : { headers, method: "POST", body: JSON.stringify(question) };
+  const options = question === undefined ? { headers }
+    : { headers, signal, method: "POST", body: JSON.stringify(question) };
   const response = await fetch(path, options).catch(() => {
     throw new Error("The server has ended; run the command again.");
   });
@@ -21,7 +22,8 @@ function startServer() {
   start(document.querySelector("#explorer"), {
     kind: "server",
     describe: () => requestServer(token, "describe"),
-    ask: (model, question, values) => requestServer(token, "ask", { model, question, arguments: values }),
+    ask: (model, question, values, signal) =>
+      requestServer(token, "ask", { model, question, arguments: values }, signal),
   });
 }
 

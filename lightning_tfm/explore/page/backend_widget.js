@@ -3,10 +3,11 @@
 import { html } from "./dom.js";
 import { start } from "./main.js";
 
-/** Return a backend that asks through the messages of a widget's model, and the function that ends it. */
+const DISCONNECTED = "the kernel of this widget has ended; run its cell again";
+
+/** Return a backend that asks by messages of a widget's model, and a function that disconnects it. */
 function widgetBackend(model) {
   const waiting = new Map(); // from the ids of messages to the functions that settle their promises
-  let last = 0;
 
   function receive({ id, result, error }) {
     const { resolve, reject } = waiting.get(id) ?? {};
@@ -15,30 +16,39 @@ function widgetBackend(model) {
     else resolve?.(result);
   }
 
+  function disconnect() {
+    for (const { reject } of waiting.values()) reject(new Error(DISCONNECTED));
+    waiting.clear();
+  }
+
   function send(message) {
-    last += 1;
-    const id = last;
+    const id = Math.random(); // unique, since all views of a widget receive all answers
     return new Promise((resolve, reject) => {
       waiting.set(id, { resolve, reject });
-      model.send({ id, ...message });
+      try {
+        model.send({ id, ...message });
+      } catch {
+        disconnect();
+      }
     });
   }
 
-  model.on("msg:custom", receive);
+  const events = { "msg:custom": receive, comm_live_update: disconnect };
+  for (const [name, listener] of Object.entries(events)) model.on(name, listener);
   const backend = {
     kind: "widget",
     describe: () => send({ question: "describe" }),
     ask: (index, question, values) => send({ model: index, question, arguments: values }),
   };
-  return [backend, () => model.off("msg:custom", receive)];
+  return [backend, () => {
+    for (const [name, listener] of Object.entries(events)) model.off(name, listener);
+  }];
 }
 
-/** Draw the page into the output of a cell, and return the function that ends it. */
+/** Draw the page in the output of a cell; return a function that removes it. */
 function render({ model, el }) {
   const [backend, end] = widgetBackend(model);
-  const root = html("div", { "data-lm-suppress-shortcuts": "true" }); // the keys belong to the page, not to JupyterLab
-  const { jpThemeLight } = document.body.dataset;
-  if (jpThemeLight !== undefined) root.dataset.theme = jpThemeLight === "true" ? "light" : "dark";
+  const root = html("div", { onkeydown: (event) => event.stopPropagation() }); // JupyterLab would delete cells by "dd"
   el.append(root);
   const stop = start(root, backend);
   return () => {

@@ -5,7 +5,7 @@ import { pythonLines } from "./pictures.js";
 import {
   clipped, symbolWidth, asking, replyOf, drawColumns, numberField, moveAmong, liveLine, liveFigure,
 } from "./questions.js";
-import { textArguments } from "./state.js";
+import { textArguments, vocabularyField } from "./state.js";
 
 /** Maximum number of characters of a node. */
 const MAX_NODE = 12;
@@ -108,7 +108,7 @@ function treeDrawing(tree, best, prefix, key) {
 }
 
 /** Return the panel of the beam. */
-export function beamPanel({ backend, state }) {
+export function beamPanel({ backend, models, state }) {
   const size = numberField(state, "beamSize", "Beam size", { min: 1, max: 20 });
   const body = html("div", {});
   const controls = html("div", { class: "controls" }, size.element);
@@ -116,10 +116,11 @@ export function beamPanel({ backend, state }) {
   const cursors = new Map();
 
   /** Force a path, or nothing if it is forced. */
-  function force(path) {
+  function force(path, model) {
     const tokens = path.map(({ token }) => token);
     const isForced = tokens.join() === state.get().prefix.join();
-    state.set(isForced ? { prefix: [] } : { prefix: tokens, step: Math.max(0, tokens.length - 1) });
+    state.set(isForced ? { prefix: [] }
+      : { prefix: tokens, step: Math.max(0, tokens.length - 1), ...vocabularyField(models, model) });
   }
 
   function describeNode(node, outputs) {
@@ -145,20 +146,20 @@ export function beamPanel({ backend, state }) {
       moves: (i) => ({ ArrowLeft: indexOf(nodes[i].parent), ArrowRight: indexOf(nodes[i].children[0]),
         ArrowUp: indexOf(neighbor(nodes[i], -1)), ArrowDown: indexOf(neighbor(nodes[i], 1)) }),
       show: (i) => live.show(...(i === null ? [] : describeNode(nodes[i], outputs))),
-      choose: (i) => force(pathTo(nodes[i])),
+      choose: (i) => force(pathTo(nodes[i]), model),
     });
     return liveFigure(live, "Beam", drawing, pythonLines(model, "beam", values),
       "Widths of edges are the probabilities of the prefixes.");
   }
 
-  function outputTable(index, outputs, tree) {
+  function outputTable({ index, model }, outputs, tree) {
     const prefix = state.get().prefix.join();
     const row = ({ text, score, log_probability: logProbability, node }, i) => {
       const path = pathTo(tree.placed.get(node));
       return html("tr", {}, html("th", { scope: "row" }, i + 1),
         html("td", {}, html("button", { type: "button", class: "mono", "data-key": `output ${index} ${i}`,
           "aria-pressed": path.map(({ token }) => token).join() === prefix, "aria-label": `Force ${text || "(empty)"}`,
-          onclick: () => force(path) }, text || "(empty)")),
+          onclick: () => force(path, model) }, text || "(empty)")),
         html("td", { class: "number" }, number(score, 3)), html("td", { class: "number" }, number(logProbability)),
         html("td", { class: "with-bar" }, percent(Math.exp(logProbability)), bar(Math.exp(logProbability))));
     };
@@ -184,7 +185,7 @@ export function beamPanel({ backend, state }) {
         html("div", {},
           html("h4", {}, "Outputs ",
             html("span", { class: "muted" }, "by log probability per token; choose one to force it")),
-          outputTable(one.index, result.outputs, tree), comparison(one, result.outputs)));
+          outputTable(one, result.outputs, tree), comparison(one, result.outputs)));
     });
   }
 

@@ -43,11 +43,15 @@ function outputSymbols({ steps }) {
 /** Return the panel of the second text. */
 export function comparePanel({ backend, models, state }) {
   const isLong = models.some(({ task }) => task === "language_model");
-  const write = debounced(() => state.set({ against: input.value, patched: [] }), SECOND_PAUSE);
+  const write = () => {
+    if (input.value !== state.get().against) state.set({ against: input.value, patched: [] });
+  };
   const input = html(isLong ? "textarea" : "input", { ...(isLong ? { rows: 3 } : { type: "text" }), autocomplete: "off",
-    autocapitalize: "off", spellcheck: "false", "data-key": "against", oninput: write });
+    autocapitalize: "off", spellcheck: "false", "data-key": "against",
+    oninput: debounced(write, SECOND_PAUSE), onchange: write });
   const copy = html("button", { type: "button", onclick: () => {
-    state.set({ against: state.get().text });
+    input.value = state.get().text;
+    state.set({ against: input.value, patched: [] });
     input.focus();
   } }, "Copy the text");
   const form = html("form", { class: "question", onsubmit: (event) => event.preventDefault() },

@@ -8,7 +8,7 @@ import { textArguments } from "./state.js";
 /** Names of the methods. */
 const METHODS = { occlusion: "Occlusion", integrated_gradients: "Integrated gradients" };
 
-/** What the methods compute. */
+/** Descriptions of the methods. */
 const EXPLANATIONS = {
   occlusion: "The decrease of the log probability of an output symbol without an input symbol.",
   integrated_gradients: "The share of an input symbol in the log probability of an output symbol, compared with an "
@@ -256,11 +256,12 @@ export function contributionsPanel({ backend, state }) {
   const cursors = new Map();
 
   /** Return the figure of the contributions to one output, drawn as the text of the input. */
-  function textFigure({ index, model, answer }, { inputs, targets, values: [row] }, python, width) {
+  function textFigure({ index, answer }, { inputs, targets, values: [row] }, python, width, step = 0) {
     const limit = largest(row);
     const note = (value) => (isCharacters(inputs) ? signed(value)[0] : signed(value, 1));
     const notes = row.map((value) => (Math.abs(value) < MIN_SIGN / 2 * limit ? "" : note(value)));
-    const title = `Contributions to ${visible(targets[0])}`;
+    const place = answer.steps.length > 1 ? `step ${step + 1}, ` : "";
+    const title = `Contributions to ${place}${visible(targets[0])}`;
     const { drawing, items } = textDrawing({ symbols: inputs, values: row.map((value) => value / limit), notes, width,
       scale: [signed(-limit, 1), "0", signed(limit, 1)], key: `contributions ${index}`,
       label: `${title}, as backgrounds of the text. Arrow keys move between the symbols.` });
@@ -268,7 +269,7 @@ export function contributionsPanel({ backend, state }) {
     moveAmong(drawing, items, { cursors, moves: textMoves(items), show: (i) => live.show(...(i === null ? [] : [
       html("b", { class: "mono" }, visible(inputs[i])), ` ${signed(row[i])} nats`])) });
     return liveFigure(live, title, drawing, python,
-      `In nats, for a probability of ${percent(answer.steps[0].probability)}.`);
+      `In nats, for a probability of ${percent(answer.steps[step].probability)}.`);
   }
 
   /** Return the numbers of a row, each below its symbol. */
@@ -314,7 +315,7 @@ export function contributionsPanel({ backend, state }) {
   function column(one, width) {
     return replyOf(one, "attributions", (result, values) => {
       const python = pythonLines(one.model, "attributions", values);
-      return (result.targets.length === 1 ? textFigure : mapFigure)(one, result, python, width);
+      return (result.targets.length === 1 ? textFigure : mapFigure)(one, result, python, width, values.step);
     });
   }
 

@@ -1,4 +1,4 @@
-// Elements, symbols and numbers: what every panel draws with.
+// Elements, symbols and numbers, which all panels share.
 
 /** Symbols that are shown as another character. */
 const VISIBLE = { " ": "␣", "\n": "↵", "\t": "⇥" };
@@ -39,19 +39,27 @@ export function svg(tag, attributes = {}, ...children) {
   return createIn("2000/svg", tag, attributes, children);
 }
 
-/**
- * Call a function that draws an element again.
- *
- * The focus moves from an old descendant to the new one with the same `data-key` attribute.
- */
-export function keepFocus(element, draw) {
+/** Call a function that draws an element again; the focus moves to the new descendant with the same `data-key`. */
+function keepFocus(element, draw) {
   const focused = element.getRootNode().activeElement;
   const key = focused && element.contains(focused) ? focused.dataset.key : undefined;
   draw();
   if (key !== undefined) element.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
 }
 
-/** Replace the children of an element, and keep the focus, see `keepFocus`. */
+/**
+ * Call a function that draws an element again.
+ *
+ * The focus moves from an old descendant to the new one with the same `data-key` attribute. The element keeps its
+ * height until it is drawn, so that the page does not scroll if the function measures the empty element.
+ */
+export function redraw(element, draw) {
+  element.style.minHeight = `${element.offsetHeight}px`;
+  keepFocus(element, draw);
+  element.style.minHeight = "";
+}
+
+/** Replace the children of an element, and keep the focus, see `redraw`. */
 export function clear(element, ...children) {
   keepFocus(element, () => {
     element.replaceChildren();
@@ -71,16 +79,17 @@ export function isShown(element) {
 
 /**
  * Return a function that calls `question`, and settles only if no later call has been made.
- * @param {function(...any): Promise} question
+ * @param {function(...any, AbortSignal): Promise} question its last argument is aborted by a later call.
  */
 export function latest(question) {
-  let newest = 0;
+  let newest = new AbortController();
   return (...values) => {
-    newest += 1;
-    const mine = newest;
+    newest.abort();
+    newest = new AbortController();
+    const { signal } = newest;
     return new Promise((resolve, reject) => {
-      const unlessOvertaken = (settle) => (value) => mine === newest && settle(value);
-      Promise.resolve(question(...values)).then(unlessOvertaken(resolve), unlessOvertaken(reject));
+      const unlessOvertaken = (settle) => (value) => signal.aborted || settle(value);
+      Promise.resolve(question(...values, signal)).then(unlessOvertaken(resolve), unlessOvertaken(reject));
     });
   };
 }

@@ -79,26 +79,36 @@ function tabsElement(panels, state) {
   return { elements: [list, ...bodies], update };
 }
 
-/** Return a function that gives the shown models with their answers, and asks only what has changed. */
+/** Return a function that returns the shown models with their answers; unchanged questions are not asked again. */
 function asker({ backend, models, state }) {
   const known = new Map(); // the last answer of each model, and its question
-  async function answerOf(index) {
+  async function answerOf(index, signal) {
     const model = models[index];
     const values = textArguments(model, state.get());
+    if (values.text === "") return { index, model, answer: null, error: null };
     const question = JSON.stringify(values);
     try {
       if (known.get(index)?.question !== question) {
-        known.set(index, { question, answer: await backend.ask(index, "answer", values) });
+        known.set(index, { question, answer: await backend.ask(index, "answer", values, signal) });
       }
       return { index, model, answer: known.get(index).answer, error: null };
     } catch (error) {
       return { index, model, answer: null, error: error.message };
     }
   }
-  return latest(() => Promise.all(shownIndices(models, state.get()).map(answerOf)));
+  return latest((signal) => Promise.all(shownIndices(models, state.get()).map((index) => answerOf(index, signal))));
 }
 
-/** Build the page into an element, and return the function that ends it. */
+/** Return the element that scrolls an element: that of the document, or that of a notebook. */
+function scrollerOf(element) {
+  const scrolls = ({ scrollHeight, clientHeight }, { overflowY }) =>
+    scrollHeight > clientHeight && ["auto", "scroll"].includes(overflowY);
+  let parent = element.parentElement;
+  while (parent !== null && !scrolls(parent, getComputedStyle(parent))) parent = parent.parentElement;
+  return parent ?? document.scrollingElement;
+}
+
+/** Build the page in an element; return a function that removes its observers. */
 function build(page, context) {
   const { models, state } = context;
   const header = modelsElement(models, state);
@@ -123,7 +133,7 @@ function build(page, context) {
     const isBelow = tabs.elements.some((element) => element.contains(focused));
     const { top } = list.getBoundingClientRect();
     answer.update(shown);
-    if (isBelow) scrollBy(0, list.getBoundingClientRect().top - top);
+    if (isBelow) scrollerOf(page).scrollBy(0, list.getBoundingClientRect().top - top);
     for (const panel of panels) panel.update(shown);
   }
 
@@ -152,7 +162,7 @@ function build(page, context) {
  * Start the page in an element.
  * @param {Element} root
  * @param {{kind: string, describe: function, ask: function}} backend
- * @returns {function()} ends it.
+ * @returns {function()} removes the page.
  */
 export function start(root, backend) {
   const state = new State(backend.kind === "widget" ? null : location);

@@ -1,9 +1,10 @@
 // The nearest training examples, and the test example with the largest loss.
 
-import { asking, clipped, drawColumns, replyOf } from "./questions.js";
+import { asking, clipped, drawColumns, replyOf, unchangedNote } from "./questions.js";
 import { isCharacters } from "./contributions.js";
 import { bar, clear, html, number, rove, scrollable, visible } from "./dom.js";
 import { actions, pythonLines } from "./pictures.js";
+import { textArguments } from "./state.js";
 
 /** Number of symbols that are shown before and after the marked one of a long text. */
 const CONTEXT = 24;
@@ -94,6 +95,7 @@ export function neighborsPanel({ backend, state }) {
 
   function column(one) {
     return replyOf(one, "neighbors", ({ examples }, values) => [
+      unchangedNote(one.model, state.get()),
       exampleTable(one, examples),
       html("p", { class: "note" }, `The similarity is the cosine of the angle between ${values.by === "source"
         ? "the mean states of the sources" : "the inputs of the output layer, which predict the marked symbol"}.`),
@@ -114,8 +116,9 @@ export function neighborsPanel({ backend, state }) {
     ]);
   }
 
-  const ask = asking(backend, element, ({ answer }) => {
-    const { text, by, prefix } = state.get();
+  const ask = asking(backend, element, ({ model, answer }) => {
+    const { by } = state.get();
+    const { text, prefix = [] } = textArguments(model, state.get());
     const nearest = { text, by, ...(by === "decoder" ? { step: answer ? stepOf(answer) : 0, prefix } : {}) };
     return {
       ...(answer ? { neighbors: ["neighbors", nearest] } : {}),

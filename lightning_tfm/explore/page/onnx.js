@@ -169,7 +169,7 @@ function readModel(bytes) {
 }
 
 /**
- * Return the function of a node, or throw an Error that tells what is not supported.
+ * Return the function of a node, or throw an Error that names the unsupported attributes.
  *
  * An attribute that the operator does not read would change its result unnoticed.
  */
@@ -226,7 +226,7 @@ export class OnnxGraph {
   #steps = [];
 
   /**
-   * Read a model, and compute what does not depend on the inputs.
+   * Read a model, and compute the values that do not depend on its inputs.
    *
    * @param {Uint8Array} bytes of the file
    * @throws {Error} names all operators that are not supported

@@ -37,7 +37,7 @@ export function partsPanel({ state }) {
     const increase = lossIncrease(model, part);
     return html("button", {
       type: "button", class: "toggle", "aria-pressed": isOn, "data-key": `part ${index} ${part}`,
-      "aria-label": `${part}${increase === null ? "" : `, loss without it ${number(increase)} higher`}`,
+      "aria-label": `${part}${increase === null ? "" : `, increase of the loss without it ${number(increase)}`}`,
       title: part, onclick: () => state.set({ off: isOn ? [...off, part] : off.filter((one) => one !== part) }),
     },
     html("span", { class: isOn ? "" : "is-off" }, label),
@@ -79,8 +79,8 @@ export function partsPanel({ state }) {
       group(model, index, layer, components.filter((component) => layerOf(component) === layer)));
     const isMeasured = model.heads.length + model.parts.length > 0;
     const effect = isMeasured ? "The bars are the increase of the loss without the part, in nats per token."
-      : "`lightning-tfm inspect CKPT` measures how much the loss rises without each part.";
-    return [html("p", { class: "note" }, `Press a part to switch it off or on; the answer above changes. ${effect}`),
+      : "Run lightning-tfm inspect CKPT to measure the increase of the loss without each part.";
+    return [html("p", { class: "note" }, `Click a part to switch it off or on. ${effect}`),
       html("div", { class: "parts" }, groups)];
   }
 

@@ -13,6 +13,9 @@ const DROPPED = ["class", "style", "tabindex", "role", "aria-label", "aria-descr
 const MONOSPACE = "Menlo, Consolas, 'DejaVu Sans Mono', monospace";
 const SANS = "Helvetica, Arial, 'DejaVu Sans', sans-serif";
 
+/** Questions that need data. */
+const DATA_QUESTIONS = ["neighbors", "worst"];
+
 /** Number of pixels of a PNG file per unit of the drawing. */
 const PNG_SCALE = 3;
 
@@ -103,17 +106,20 @@ export function pythonLines(model, question, values, item = "") {
     drawn.length > 0 && `    drawn=[${drawn.map((one) => pythonCall("Drawn", one)).join(", ")}],`,
     patched.length > 0 && `    patched=[${patched.map((one) => pythonCall("Patched", one)).join(", ")}],`,
   ];
+  const isLoaded = model.load.startsWith("load(");
+  const needsData = DATA_QUESTIONS.includes(question);
   return [
-    ...(model.load.startsWith("load(") ? ["from lightning_tfm import load"] : []),
+    ...(isLoaded ? ["from lightning_tfm import load"] : []),
     `from lightning_tfm.explore import ${names.filter(Boolean).sort().join(", ")}`,
+    ...(isLoaded && needsData ? ["from lightning_tfm.fit.cli import data_of_checkpoint"] : []),
     "",
-    `explorer = Explorer(${model.load})`,
+    `explorer = Explorer(${model.load}${needsData ? `, data=lambda: ${model.data}` : ""})`,
     ...(isChanged ? ["changes = Changes(", ...lists.filter(Boolean), ")"] : []),
     `print(explorer.${question}(${given.join(", ")})${item})`,
   ].join("\n");
 }
 
-/** Return a button that copies a text, and says so. */
+/** Return a button that copies a text, and confirms it. */
 function copyButton(label, text, attributes = {}) {
   async function copy() {
     const isCopied = await navigator.clipboard?.writeText(text()).then(() => true, () => false);

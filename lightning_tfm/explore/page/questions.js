@@ -1,10 +1,10 @@
 // Questions of the panels about the shown models, and shared parts of their replies.
 
 import {
-  clear, columns, debounced, drawingWidth, errorLine, html, isShown, keepFocus, latest, number, svg, visible,
+  clear, columns, debounced, drawingWidth, errorLine, html, isShown, latest, number, redraw, svg, visible,
 } from "./dom.js";
 import { figure } from "./pictures.js";
-import { DEFAULTS } from "./state.js";
+import { changesFor, DEFAULTS } from "./state.js";
 
 /** Milliseconds without a change before the value of an input is used. */
 const INPUT_PAUSE = 150;
@@ -38,24 +38,26 @@ export function symbolWidth(text, font) {
 export function asking(backend, element, questionsOf, draw) {
   const results = new Map(); // promises
 
-  function reply(index, [question, values]) {
+  function reply(index, [question, values], signal) {
     const key = JSON.stringify([index, question, values]);
     if (!results.has(key)) {
-      results.set(key, backend.ask(index, question, values));
-      results.get(key).catch(() => results.delete(key));
+      const forget = () => results.delete(key);
+      signal.addEventListener("abort", forget);
+      results.set(key, backend.ask(index, question, values, signal));
+      results.get(key).then(() => signal.removeEventListener("abort", forget), forget);
       if (results.size > MAX_RESULTS) results.delete(results.keys().next().value);
     }
     return results.get(key).then((result) => ({ values, result, error: null }),
       (error) => ({ values, result: null, error: error.message }));
   }
 
-  async function withReplies(one) {
+  async function withReplies(one, signal) {
     const questions = Object.entries(questionsOf(one)).filter(([, [name]]) => one.model.questions.includes(name));
-    const replies = questions.map(async ([name, question]) => [name, await reply(one.index, question)]);
+    const replies = questions.map(async ([name, question]) => [name, await reply(one.index, question, signal)]);
     return { ...one, replies: Object.fromEntries(await Promise.all(replies)) };
   }
 
-  const ask = latest((shown) => Promise.all(shown.map(withReplies)));
+  const ask = latest((shown, signal) => Promise.all(shown.map((one) => withReplies(one, signal))));
   return async (shown) => {
     if (!isShown(element)) return;
     element.setAttribute("aria-busy", "true");
@@ -81,6 +83,12 @@ export function replyOf(one, question, draw) {
   return reply.error === null ? draw(reply.result, reply.values) : errorLine(reply.error);
 }
 
+/** Return a line that says that a result is that of the network without the changes of the state, if it has any. */
+export function unchangedNote(model, values) {
+  const isChanged = Object.values(changesFor(model, values)).some((list) => list.length > 0);
+  return isChanged ? html("p", { class: "note" }, "This is the result without the changes of the network.") : null;
+}
+
 /**
  * Draw the columns of the shown models.
  * @param {Element} body
@@ -88,7 +96,7 @@ export function replyOf(one, question, draw) {
  * @param {function(object, number)} draw returns the content of the column of a shown model, for a width of drawings.
  */
 export function drawColumns(body, shown, draw) {
-  keepFocus(body, () => {
+  redraw(body, () => {
     const slots = new Map(shown.map((one) => [one, html("div", {})]));
     body.replaceChildren(columns(shown, (one) => slots.get(one)));
     for (const [one, slot] of slots) clear(slot, draw(one, drawingWidth(slot)));
@@ -103,11 +111,11 @@ export function drawColumns(body, shown, draw) {
  * @param {object} attributes such as `min` and `max`; an invalid value is not used.
  */
 export function numberField(state, name, label, attributes) {
-  const write = debounced(() => {
+  const write = () => {
     if (input.checkValidity()) state.set({ [name]: input.value === "" ? null : Number(input.value) });
-  }, INPUT_PAUSE);
+  };
   const input = html("input", { type: "number", required: DEFAULTS[name] !== null, "data-key": name, ...attributes,
-    oninput: write, onchange: () => input.reportValidity() });
+    oninput: debounced(write, INPUT_PAUSE), onchange: () => (input.reportValidity() ? write() : undefined) });
   return {
     element: html("label", { class: "field" }, label, input),
     update: (values) => { if (!input.matches(":focus")) input.value = values[name] ?? ""; },

@@ -1,6 +1,8 @@
 // Samples of a text, with the surprise of each symbol.
 
-import { asking, drawColumns, liveFigure, liveLine, moveAmong, numberField, replyOf } from "./questions.js";
+import {
+  asking, drawColumns, liveFigure, liveLine, moveAmong, numberField, replyOf, unchangedNote,
+} from "./questions.js";
 import { isCharacters, textDrawing, textMoves } from "./contributions.js";
 import { debounced, html, number, percent, visible } from "./dom.js";
 import { pythonLines } from "./pictures.js";
@@ -63,9 +65,10 @@ export function samplesPanel({ backend, state }) {
     };
     moveAmong(drawing, items, { cursors, moves: textMoves(items), first: start.length + given,
       show: (i) => live.show(...(i === null ? [] : describe(i))) });
-    return [summary(unit, steps.slice(0, given), steps.slice(given)),
+    return [unchangedNote(model, state.get()), summary(unit, steps.slice(0, given), steps.slice(given)),
       liveFigure(live, "Sample", drawing, pythonLines(model, "sample", values),
-        `Backgrounds are the surprise of each ${unit}, in bits, at a temperature of 1.`)];
+        `Backgrounds are the surprise of each ${unit}, in bits, at a temperature of 1.`),
+      backend.kind === "file" ? html("p", { class: "note" }, "A seed gives another sample in Python.") : null];
   }
 
   const ask = asking(backend, element, ({ answer }) => {

@@ -32,6 +32,7 @@ const FORMATS = {
   text: textFormat,
   against: textFormat,
   prefix: listOf(wholeFormat),
+  vocabulary: textFormat,
   off: listOf(textFormat),
   drawn: listOf(drawnFormat),
   patched: listOf(patchedFormat),
@@ -61,6 +62,7 @@ export const DEFAULTS = {
   text: "",
   against: "",
   prefix: [],
+  vocabulary: null,
   off: [],
   drawn: [],
   patched: [],
@@ -143,12 +145,13 @@ export class State {
     const isNewText = "text" in changes && changes.text !== before.text;
     const cleared = isNewText ? { prefix: [], drawn: [], patched: [], step: 0 } : {};
     this.#values = { ...before, ...cleared, ...changes };
+    if (this.#values.prefix.length === 0) this.#values.vocabulary = null;
     if (isEqual(before, this.#values)) return;
     this.#write(Object.keys(changes).join());
     this.#notify();
   }
 
-  /** Call a function with the values after each change, and return the function that ends this. */
+  /** Call a function with the values after each change; return a function that unsubscribes it. */
   subscribe(listener) {
     this.#listeners.add(listener);
     return () => this.#listeners.delete(listener);
@@ -201,11 +204,17 @@ export function changesFor(model, values) {
   };
 }
 
+/** Return the vocabulary of the ids of a prefix of a model, as a field of the state; null if all models share it. */
+export function vocabularyField(models, { vocabulary }) {
+  return { vocabulary: models.every((model) => model.vocabulary === vocabulary) ? null : vocabulary };
+}
+
 /** Return the arguments of a question about the text of the state, with the changes that apply to a model. */
 export function textArguments(model, values) {
   const changes = changesFor(model, values);
   const question = { text: values.text };
-  if (values.prefix.length > 0) question.prefix = values.prefix;
+  const isKnown = [null, model.vocabulary].includes(values.vocabulary);
+  if (values.prefix.length > 0 && isKnown) question.prefix = values.prefix;
   if (Object.values(changes).some((list) => list.length > 0)) question.changes = changes;
   if (changes.patched.length > 0) question.against = values.against;
   return question;

@@ -2,7 +2,7 @@
 
 import { bar, clear, columns, errorLine, heatColor, html, number, percent, rove, visible } from "./dom.js";
 import { actions, pythonLines } from "./pictures.js";
-import { changesFor, textArguments } from "./state.js";
+import { changesFor, textArguments, vocabularyField } from "./state.js";
 
 /** Probability below which a step is marked as unsure. */
 const UNSURE = 0.5;
@@ -21,7 +21,7 @@ function surprise(probability) {
 }
 
 /** Return the panel of the answer. */
-export function stepsPanel({ state }) {
+export function stepsPanel({ models, state }) {
   const element = html("div", { class: "answers" });
   const drawnSymbols = new Map(); // those of the last drawing, by the index of the model
 
@@ -116,7 +116,8 @@ export function stepsPanel({ state }) {
       if (!canForce) return html("div", { class: name }, content);
       return html("button", { type: "button", class: name, "data-key": `choice ${index} ${one.id}`,
         "aria-label": `Force ${visible(one.symbol)}, ${percent(one.probability)}`, "aria-pressed": one.id === step.id,
-        onclick: () => state.set({ prefix: [...answer.steps.slice(first, t).map(({ id }) => id), one.id] }) }, content);
+        onclick: () => state.set({ prefix: [...answer.steps.slice(first, t).map(({ id }) => id), one.id],
+          ...vocabularyField(models, model) }) }, content);
     };
     return html("div", { class: "alternatives" },
       html("h4", {}, `Step ${t + 1}, `, html("b", {}, visible(step.symbol)), ". Most probable symbols",
@@ -168,8 +169,9 @@ export function stepsPanel({ state }) {
     const symbolAt = (kind, layer, position) => shown.map(({ answer }) =>
       answer?.attention.find((map) => map.layer === layer)?.[kind][position]).find((symbol) => symbol !== undefined);
     const named = (kind, layer, position) => `${position + 1} “${visible(symbolAt(kind, layer, position) ?? "")}”`;
+    const forced = values.prefix.length;
     const items = [
-      ...(values.prefix.length > 0 ? [[`${values.prefix.length} steps forced`, () => state.set({ prefix: [] })]] : []),
+      ...(forced > 0 ? [[`${forced} ${forced === 1 ? "step" : "steps"} forced`, () => state.set({ prefix: [] })]] : []),
       ...values.off.filter((part) => applies("off", part)).map((part) => [`${part} off`, without("off", part)]),
       ...values.drawn.filter((one) => applies("drawn", one)).map((one) => [`${one.layer}${one.head === null ? ""
         : `.${one.head}`}: row ${named("queries", one.layer, one.query)} reads column ${

@@ -126,7 +126,7 @@ export function forEachRow(dims, strides, offsets, visit) {
   }
 }
 
-/** Return a contiguous copy of what is read from a tensor with the given dimensions, strides and first element. */
+/** Return a contiguous copy of a view of a tensor with the given dimensions, strides and first element. */
 export function copyStrided(x, dims, strides, offset = 0) {
   const out = makeTensor(x.type, dims);
   const [from, to] = [x.data, out.data];
