@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import shutil
 import signal
 from io import BufferedReader, BytesIO, TextIOWrapper
 
@@ -15,6 +14,7 @@ import wandb
 from lightning_tfm.data import GeneratedDataModule, stable_hash
 from lightning_tfm.networks import Network
 from lightning_tfm.tokenization import BOS, EOS, PAD
+from support.browser import chromium
 from support.data import DATA
 from support.experiments import fit, made_once, train_on_dates
 from support.networks import NETWORKS, VOCAB_SIZE, randomize
@@ -85,18 +85,8 @@ def reference(tmp_path_factory):
 @pytest.fixture
 def browser():
     """Start the Chromium of Debian headless and without background networking."""
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-background-networking"):
-        options.add_argument(f"--{argument}")
-    options.add_argument("--window-size=1200,900")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
-    yield driver
-    driver.quit()
+    with chromium() as driver:
+        yield driver
 
 
 @pytest.fixture

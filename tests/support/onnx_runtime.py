@@ -4,7 +4,7 @@ import torch
 
 
 class Runtime:
-    """The graphs of a network and their description, as `onnx_pair.OnnxPair` has them or as they are stored in files."""
+    """The graphs of a network and their description, as `onnx_pair.OnnxPair` or the files have them."""
 
     def __init__(self, encode, decode_step, description):
         import onnxruntime
