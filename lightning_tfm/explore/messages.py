@@ -29,7 +29,7 @@ def respond(explorers: Sequence[Explorer], message: Any) -> tuple[int, str]:
         return 400, json.dumps({"error": str(error)})
     except Exception as error:  # the page can still ask the next question
         traceback.print_exc()
-        line = f"this is an error of the program, {type(error).__name__}; its traceback is in the terminal"
+        line = f"this is an error of the program, {type(error).__name__}; its traceback was printed"
         return 500, json.dumps({"error": line})
 
 

@@ -406,7 +406,7 @@ export function attentionPanel({ state }) {
         "data-key": `draw ${index}`, onchange: (event) => {
           isDrawing = event.target.checked;
           panel.update(shownNow);
-        } }), "Draw weights") : null,
+        } }), "Draw weights") : html("span", { class: "muted" }, "The weights of this layer cannot be drawn here."),
       head !== "mean" && model.changes.includes("off_heads") ? html("button", { type: "button",
         "data-key": `switch ${index}`, onclick: () =>
           state.set({ off: isOff ? off.filter((one) => one !== part) : [...off, part] }) },

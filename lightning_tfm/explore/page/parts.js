@@ -73,14 +73,15 @@ export function partsPanel({ state }) {
     if (components.length === 0) {
       return html("p", { class: "note" }, "No part of this network can be switched off here.");
     }
-    const layers = components.filter(({ kind }) => kind === "layer").map(({ name }) => name);
+    const layers = model.components.filter(({ kind }) => kind === "layer").map(({ name }) => name);
     const layerOf = ({ name }) => layers.find((layer) => `${name}.`.startsWith(`${layer}.`)) ?? name;
     const groups = [...new Set(components.map(layerOf))].map((layer) =>
       group(model, index, layer, components.filter((component) => layerOf(component) === layer)));
     const isMeasured = model.heads.length + model.parts.length > 0;
     const effect = isMeasured ? "The bars are the increase of the loss without the part, in nats per token."
       : "Run lightning-tfm inspect CKPT to measure the increase of the loss without each part.";
-    return [html("p", { class: "note" }, `Click a part to switch it off or on. ${effect}`),
+    const limit = model.changes.includes("off_components") ? "" : " Only heads can be switched off here.";
+    return [html("p", { class: "note" }, `Click a part to switch it off or on.${limit} ${effect}`),
       html("div", { class: "parts" }, groups)];
   }
 
