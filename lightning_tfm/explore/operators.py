@@ -16,6 +16,6 @@ def supported_operators() -> frozenset[str]:
     tables = (
         table
         for file in files
-        for table in re.findall(r"_OPERATORS = \{\n(.*?)^\};", file.read_text("utf-8"), re.M | re.S)
+        for table in re.findall(r"_OPERATORS = \{\n(.*?)^\};", file.read_text(encoding="utf-8"), re.M | re.S)
     )
     return frozenset(name for table in tables for name in re.findall(r"^  ([A-Z]\w+)[:(,]", table, re.M))
