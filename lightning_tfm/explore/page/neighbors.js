@@ -69,10 +69,11 @@ export function neighborsPanel({ backend, state }) {
     return group;
   }
 
-  /** Return the texts of an example; that of a text without a target has the next symbol marked. */
+  /** Return the texts of an example; that of characters without a target has the next character marked. */
   function exampleTexts({ source, target, position }, answer) {
     if (target !== "") return { source, target: markedTarget(target, position, answer) };
-    return { source: markedText([...source], position === null ? null : position + 1), target: null };
+    const next = position === null || !isCharacters(answer.source) ? null : position + 1;
+    return { source: markedText([...source], next), target: null };
   }
 
   function exampleTable({ index, answer }, examples) {
