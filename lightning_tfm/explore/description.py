@@ -37,7 +37,7 @@ def describe_model(answers: Answers, path: Path | None) -> dict[str, Any]:
     predictor, network = answers.predictor, answers.network
     attention = {name: layer for name, layer in network.named_modules() if isinstance(layer, Attention)}
     source_length, target_length = answers.max_lengths()
-    run = None if path is None else Run(path.parent.parent)
+    run = None if path is None else Run.of(path)
     run = run if run is not None and run.exists else None
     inspection = None if run is None or path is None else _inspection(run, path)
     return {

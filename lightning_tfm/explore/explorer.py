@@ -200,8 +200,7 @@ class Explorer:
             UserError: if a text has no answer, or the network has no such part.
         """
         self._check("beam")
-        if not 1 <= beam_size <= MAX_BEAM_SIZE:
-            raise UserError(f"beam_size must be from 1 to {MAX_BEAM_SIZE}, but is {beam_size}; try 5")
+        _check_range("beam_size", beam_size, MAX_BEAM_SIZE, 5)
         with self._changed(text, changes, against).running():
             return self.answers.beam(text, beam_size)
 
@@ -307,8 +306,7 @@ class Explorer:
             UserError: if the text has no answer, or there are no data.
         """
         self._check("neighbors")
-        if not 1 <= number <= MAX_NEIGHBORS:
-            raise UserError(f"number must be from 1 to {MAX_NEIGHBORS}, but is {number}; try 10")
+        _check_range("number", number, MAX_NEIGHBORS, 10)
         if by == "source":
             examples = self._neighbors.nearest(self.answers.inputs(text), by, 0, number)
         else:
@@ -363,8 +361,7 @@ class Explorer:
             UserError: if the text has no answer, or an option is out of range.
         """
         self._check("sample")
-        if not 1 <= max_tokens <= MAX_SAMPLED:
-            raise UserError(f"max_tokens must be from 1 to {MAX_SAMPLED}, but is {max_tokens}; try 100")
+        _check_range("max_tokens", max_tokens, MAX_SAMPLED, 100)
         options = DecodingOptions(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         sample_fn = options.sample_fn(torch.Generator(self.predictor.device).manual_seed(seed))
         sampled = self.answers.sample(text, sample_fn, max_tokens)
@@ -380,6 +377,12 @@ class Explorer:
             for id, value in zip(sampled.tokens.tolist(), chosen.tolist(), strict=True)
         ]
         return {"text": sampled.text, "steps": steps, "given": sampled.given}
+
+
+def _check_range(name: str, value: int, maximum: int, example: int) -> None:
+    """Raise UserError if an argument is not from 1 to a maximum; `example` is a valid value."""
+    if not 1 <= value <= maximum:
+        raise UserError(f"{name} must be from 1 to {maximum}, but is {value}; try {example}")
 
 
 def describe(explorers: Sequence[Explorer]) -> Json:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_tfm.errors import UserError
+from lightning_tfm.explore.answers import CONTINUATION
 from lightning_tfm.explore.explorer import Explorer
 from lightning_tfm.explore.operators import supported_operators
 from lightning_tfm.explore.page import html, script, style
@@ -184,7 +185,7 @@ def keeps_outputs_in_half(explorer: Explorer) -> bool:
     if texts := _texts(explorer):
         options = DecodingOptions()
         if "temperature" in predictor.decoding_options:  # greedy
-            options = DecodingOptions(temperature=0, max_tokens=40 if predictor.outputs_are_long else None)
+            options = DecodingOptions(temperature=0, max_tokens=CONTINUATION if predictor.outputs_are_long else None)
         outputs, others = ([line.text for line in each.predict(texts, options)] for each in (predictor, other))
         return outputs == others
     inputs = predictor.example_inputs(16, 8, torch.Generator().manual_seed(0))

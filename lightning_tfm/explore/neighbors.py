@@ -103,12 +103,9 @@ class Neighbors:
         indices = best.indices.cpu()
         found = zip(best.values.tolist(), rows[indices].tolist(), positions[indices].tolist(), strict=True)
         return [
-            Neighbor(*self._texts(row), similarity, place if by == "decoder" else None)
+            Neighbor(*example_texts(self.dataset, row, self.predictor), similarity, place if by == "decoder" else None)
             for similarity, row, place in found
         ]
-
-    def _texts(self, row: int) -> tuple[str, str]:
-        return example_texts(self.dataset, row, self.predictor)
 
 
 def draw_rows(dataset: Any, number: int) -> Tensor:

@@ -357,7 +357,7 @@ def test_a_symbol_is_forced(open_page):
 
 
 def test_changes_of_the_network_stay_with_a_new_text(open_page):
-    """Those that belong to the text do not."""
+    """Check that changes of another text are cleared, and that switched-off parts are kept."""
     part = "encoder.1.feed_forward"
     changes = {"prefix": "3,7", "off": part, "drawn": f"{SOURCE_LAYER}:1:4", "against": OTHER, "patched": "encoder.0:2"}
     page = open_page("transformer", text=TEXT, view="parts", step=3, **changes)

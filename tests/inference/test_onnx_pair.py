@@ -266,7 +266,7 @@ def test_description(converted, tmp_path):
 
 
 def test_sides_of_attention():
-    """Of a translation model, a language model and a classifier, without the graphs."""
+    """Check the sides of a translation model, a language model and a classifier, without exporting graphs."""
 
     def sides(predictor, graphs):
         description = onnx_pair._description(predictor, graphs, {})
