@@ -26,9 +26,8 @@ from lightning_tfm.inference import (
 from lightning_tfm.inference.decoding import Candidates, SampleFn, Step, beam_search, continue_text, decode, greedy
 from lightning_tfm.inference.masked_language_model import MASK_SYMBOL
 from lightning_tfm.inference.predictor import strip_fields, valid_line
-from lightning_tfm.layers import Attention
-from lightning_tfm.networks import CausalNetwork, Network
-from lightning_tfm.networks.network import State, TextNetwork
+from lightning_tfm.networks import CausalNetwork
+from lightning_tfm.networks.network import Side, State
 from lightning_tfm.tokenization import BOS, EOS, NUM_SPECIAL, PAD, Ids
 
 CONTINUATION = 40
@@ -68,11 +67,11 @@ class Answer(NamedTuple):
             raise UserError(f"step must be from 0 to {len(positions) - 1}, but is {step}")
         return int(positions[step])
 
-    def axes(self, side: str) -> tuple[list[str], list[str], int | None]:
+    def axes(self, side: Side) -> tuple[list[str], list[str], int | None]:
         """Return the symbols of the rows and columns of an attention map, and the row that predicts the first step.
 
         Args:
-            side: the side of the attention layer, see `attention_side`.
+            side: the side of the attention layer.
         """
         if side == "encoder":
             return self.source, self.source, None
@@ -82,21 +81,6 @@ class Answer(NamedTuple):
             inputs = [*self.forced.decoder_symbols]
             return inputs, inputs, 0
         return self.forced.input_symbols, self.forced.input_symbols, self.first_step
-
-
-def attention_side(network: Network, name: str) -> str:
-    """Return the side of an attention layer, which names the sequences of its queries and keys.
-
-    Returns:
-        "source" if the target attends to the source, "encoder" if the source attends to itself, "target" if the target
-        attends to itself, and "sequence" if the network reads one sequence.
-    """
-    if isinstance(network, CausalNetwork | TextNetwork):
-        return "sequence"
-    layer = network.get_submodule(name)
-    if isinstance(layer, Attention) and layer.over_memory:
-        return "source"
-    return "encoder" if name.startswith("encoder") else "target"
 
 
 class Sampled(NamedTuple):

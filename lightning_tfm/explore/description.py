@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.explore.answers import Answers, attention_side
+from lightning_tfm.explore.answers import Answers
 from lightning_tfm.explore.changes import SWITCHABLE
 from lightning_tfm.insight import components
 from lightning_tfm.layers import Attention
@@ -53,8 +53,7 @@ def describe_model(answers: Answers, path: Path | None) -> dict[str, Any]:
             for part in components(network)
         ],
         "attention": [
-            {"layer": name, "heads": layer.num_heads, "side": attention_side(network, name)}
-            for name, layer in attention.items()
+            {"layer": name, "heads": layer.num_heads, "side": network.side(name)} for name, layer in attention.items()
         ],
         # The states of linear attention have no keys.
         "drawable": [name for name, layer in attention.items() if not isinstance(layer, LinearAttention)],

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lightning_tfm.data import TaskDataModule
 from lightning_tfm.errors import UserError, nearest
-from lightning_tfm.explore.answers import Answer, answers_of, attention_side
+from lightning_tfm.explore.answers import Answer, answers_of
 from lightning_tfm.explore.changes import ChangedNetwork, Changes
 from lightning_tfm.explore.description import describe_model
 from lightning_tfm.explore.neighbors import By, Neighbors, draw_rows, example_texts
@@ -175,7 +175,7 @@ class Explorer:
 
     def _map(self, answer: Answer, layer: str, weights: Tensor) -> Json:
         """Return the attention weights (H, T, S) of a layer."""
-        side = attention_side(self.network, layer)
+        side = self.network.side(layer)
         queries, keys, first_step = answer.axes(side)
         return {
             "layer": layer,
@@ -273,7 +273,7 @@ class Explorer:
         symbols = {"input": forced.input_symbols[:S] + other.input_symbols[S:], "decoder": [*other.decoder_symbols]}
         layers = []
         for layer, values in patch_text(self.network, forced, other).items():
-            side = "decoder" if layer.startswith("decoder") else "input"
+            side = "decoder" if self.network.side(layer) == "target" else "input"
             if len(values) == len(symbols[side]):  # unlike the one state with which a recurrent decoder starts
                 layers.append({"layer": layer, "side": side, "symbols": symbols[side], "values": values})
         return {"layers": layers, "outputs": [forced.output, other.output]}

@@ -5,6 +5,7 @@ Shapes: batch B, source tokens S, target tokens T, width D.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -13,11 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_tfm.data import TaskDataModule
+from lightning_tfm.data.labeled_text import LabeledBatch
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference import Predictor
 from lightning_tfm.insight import Sample, components, interventions
-from lightning_tfm.networks import Network
-from lightning_tfm.tokenization import PAD
+from lightning_tfm.networks import Network, Seq2SeqNetwork
+from lightning_tfm.tokenization import PAD, Tokenizer
 
 By = Literal["source", "decoder"]
 """Features that are compared: the mean state of the source, or the input of the output layer at one step."""
@@ -36,13 +38,14 @@ class Neighbor(NamedTuple):
         source: its source, or the text.
         target: its target; empty for a text.
         similarity: the cosine of the angle between its features and those of the text.
-        position: the index of the target token; None if sources are compared.
+        mark: the first index and the end of the predicted token in the target, or in the text, in characters. Both are
+            the end of the target for EOS. None if sources are compared, or the token follows the text.
     """
 
     source: str
     target: str
     similarity: float
-    position: int | None
+    mark: tuple[int, int] | None
 
 
 class Neighbors:
@@ -102,10 +105,23 @@ class Neighbors:
         best = (values @ F.normalize(feature, dim=0)).topk(min(number, len(rows)))
         indices = best.indices.cpu()
         found = zip(best.values.tolist(), rows[indices].tolist(), positions[indices].tolist(), strict=True)
-        return [
-            Neighbor(*example_texts(self.dataset, row, self.predictor), similarity, place if by == "decoder" else None)
-            for similarity, row, place in found
-        ]
+        return [self._neighbor(row, similarity, place if by == "decoder" else None) for similarity, row, place in found]
+
+    def _neighbor(self, row: int, similarity: float, position: int | None) -> Neighbor:
+        """Return the example of a row, with a mark at the target token of a position."""
+        source, target = example_texts(self.dataset, row, self.predictor)
+        if position is None:
+            return Neighbor(source, target, similarity, None)
+        batch = self.dataset[torch.tensor([row])]
+        tokenizer = self.predictor.tokenizer
+        if isinstance(batch, LabeledBatch):
+            return Neighbor(source, target, similarity, (0, len(target)))
+        if hasattr(self.dataset, "pairs"):
+            ids = batch.target_out[0].tolist()
+            return Neighbor(source, tokenizer.decode(ids), similarity, span(tokenizer, ids, position))
+        ids = batch.target_in[0].tolist()
+        index = position + isinstance(self.network, Seq2SeqNetwork)  # a language model predicts the next token
+        return Neighbor(source, target, similarity, span(tokenizer, ids, index) if index < len(ids) else None)
 
 
 def draw_rows(dataset: Any, number: int) -> Tensor:
@@ -119,6 +135,14 @@ def example_texts(dataset: Any, row: int, predictor: Predictor) -> tuple[str, st
         pair = dataset.pairs[row]
         return pair.source, pair.target
     return predictor.tokenizer.decode(dataset[torch.tensor([row])].target_in[0].tolist()), ""
+
+
+def span(tokenizer: Tokenizer, ids: Sequence[int], index: int) -> tuple[int, int]:
+    """Return the first index and the end of a token in the text of its ids, in characters, without spaces around it."""
+    text = tokenizer.decode(ids)
+    start, end = (len(tokenizer.decode(ids[:stop])) for stop in (index, index + 1))
+    token = text[start:end]
+    return (start + len(token) - len(token.lstrip()) if token.strip() else start), end
 
 
 def features(network: Network, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
@@ -154,7 +178,7 @@ def source_states(network: Network) -> str:
     if "encoder_states" in kinds:
         return "encoder_states"
     layers = [name for name, kind in kinds.items() if kind == "layer"]
-    layers = [name for name in layers if name.startswith("encoder")] or layers
+    layers = [name for name in layers if network.side(name) == "encoder"] or layers
     embeddings = [name for name, kind in kinds.items() if kind == "embedding"]
     return (layers or embeddings)[-1 if layers else 0]
 

@@ -30,7 +30,7 @@ from lightning_tfm.inference.masked_language_model import MaskedLanguageModelPre
 from lightning_tfm.inference.predictor import Predictor
 from lightning_tfm.inference.seq2seq import Seq2SeqPredictor
 from lightning_tfm.layers import Attention, HardMonotonicAttention
-from lightning_tfm.networks import CausalNetwork, Seq2SeqNetwork
+from lightning_tfm.networks import Seq2SeqNetwork
 from lightning_tfm.networks.network import Memory, State
 from lightning_tfm.tokenization import BOS, EOS, PAD
 
@@ -155,12 +155,6 @@ def _description(predictor: Predictor, graphs: dict[str, list[str]], state: dict
     """Return the content of model.json, given the layers whose weights are outputs of each graph."""
     network = predictor.network
     longest = predictor.max_input_lengths()
-
-    def side(name: str, layer: Attention) -> str:
-        if isinstance(network, CausalNetwork) or not isinstance(network, Seq2SeqNetwork):
-            return "sequence"
-        return "source" if layer.over_memory else "encoder" if name in graphs["encode"] else "target"
-
     return {
         "network": type(network).__name__,
         "task": next((task for kind, task in TASKS.items() if isinstance(predictor, kind)), predictor.task_name()),
@@ -176,7 +170,7 @@ def _description(predictor: Predictor, graphs: dict[str, list[str]], state: dict
             {
                 "layer": name,
                 "heads": layer.num_heads,
-                "side": side(name, layer),
+                "side": network.side(name),
                 "graphs": [graph for graph, layers in graphs.items() if name in layers],
             }
             for name, layer in _attention_layers(network).items()

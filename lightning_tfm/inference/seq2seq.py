@@ -149,13 +149,14 @@ class Seq2SeqPredictor(Predictor):
         predicts: Literal["output", "target"] = "output" if "prediction" in content else "target"
         maps = []
         for layer, weights in attention_weights(self.network, *inputs).items():
-            if self.network.get_submodule(layer).over_memory:
+            side = self.network.side(layer)
+            if side == "source":
                 maps.append(AttentionMap(layer, weights, target_out, source, links, predicts=predicts))
-            elif weights.size(-1) == len(source) + len(target_in):  # one sequence: a row predicts the next symbol
+            elif side == "sequence":  # in which a row predicts the next symbol
                 moved = [(i, len(source) + j) for i, j in links]
                 rows, columns = [*source[1:], "BOS", *target_out], [*source, *target_in]
                 maps.append(AttentionMap(layer, weights, rows, columns, moved, len(source), predicts=predicts))
-            elif layer.startswith("encoder"):
+            elif side == "encoder":
                 maps.append(AttentionMap(layer, weights, source, source, []))
             else:
                 maps.append(AttentionMap(layer, weights, target_out, target_in, [], predicts=predicts))

@@ -184,7 +184,7 @@ def tokens_of(network: Network, name: str, inputs: tuple[Tensor, ...]) -> Tensor
     """Return the ids (B, T) of the tokens for which a component of a network has outputs."""
     if isinstance(network, CausalNetwork):
         return torch.cat(inputs, dim=1)
-    tokens = inputs[0] if name.startswith("encoder") else inputs[-1]
+    tokens = inputs[0] if network.side(name) == "encoder" else inputs[-1]
     return tokens if tokens.dim() == 2 else tokens[..., 0]
 
 

@@ -6,7 +6,7 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,14 @@ from lightning_tfm.tokenization import NUM_SPECIAL, PAD
 
 State = Tensor | tuple[Any, ...]
 """State of a decoder between two steps: a nested tuple of tensors whose first dimension is the batch."""
+
+
+Side = Literal["encoder", "source", "target", "sequence"]
+"""Tokens that a part of a network reads.
+
+"encoder": those of the source; "target": those of the target; "source": both, as in cross-attention, from the target to
+the source; "sequence": those of a single sequence, which may be a source followed by a target.
+"""
 
 
 class Memory(tuple[Any, ...]):
@@ -99,6 +107,10 @@ class Network(nn.Module, ABC):
             f"try max_length {length}"
         )
 
+    def side(self, name: str) -> Side:
+        """Return the side of a part of the network by name, see `Side`."""
+        return "sequence"
+
     def random_ids(self, rows: int, length: int, generator: torch.Generator, ids_per_token: int = 1) -> Tensor:
         """Draw random, right-padded ids (rows, length), or (rows, length, G) with G > 1 ids per token.
 
@@ -160,10 +172,16 @@ class Seq2SeqNetwork(Network):
         """
         return self.max_length, self.max_length
 
+    def side(self, name: str) -> Side:
+        """Return the side of a part of the network; the names of parts of the encoder begin with `encoder`."""
+        layer = self.get_submodule(name)
+        if isinstance(layer, Attention) and layer.over_memory:
+            return "source"
+        return "encoder" if name.startswith("encoder") else "target"
+
     def source_attention(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
         """Select the weights (B, H, T, S) of the target over the source (B, S) from those of all layers by name."""
-        layers = {name: layer for name, layer in self.named_modules() if isinstance(layer, Attention)}
-        return {name: weights for name, weights in maps.items() if layers[name].over_memory}
+        return {name: weights for name, weights in maps.items() if self.side(name) == "source"}
 
     @abstractmethod
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
@@ -216,6 +234,9 @@ class CausalNetwork(Seq2SeqNetwork):
 
     def max_lengths(self, target_length: int) -> tuple[int, int]:
         return self.max_length - target_length, target_length
+
+    def side(self, name: str) -> Side:
+        return "sequence"
 
     def source_attention(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
         """Select the weights (B, H, T, S) of the target over the source, normalized to sum to 1."""

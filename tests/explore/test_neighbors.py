@@ -11,7 +11,7 @@ from datamodules import Copy, Text
 from lightning_tfm.errors import UserError
 from lightning_tfm.explore import Explorer
 from lightning_tfm.explore.explorer import describe
-from lightning_tfm.explore.neighbors import features
+from lightning_tfm.explore.neighbors import features, span
 from lightning_tfm.inference import (
     ClassifierPredictor,
     LanguageModelPredictor,
@@ -19,7 +19,7 @@ from lightning_tfm.inference import (
     Seq2SeqPredictor,
 )
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, MaskedEncoder, Transformer
-from lightning_tfm.tokenization import PAD
+from lightning_tfm.tokenization import EOS, PAD, SymbolTokenizer, train_tokenizer
 from support.corpora import reviews, sentiment, text_file, write_table
 from support.data import small
 from support.networks import randomize
@@ -82,7 +82,7 @@ def test_a_training_example_is_its_own_neighbor(kind, data):
     best = result["examples"][0]
     assert best["similarity"] == pytest.approx(1, abs=1e-5)
     assert best["source"] == first_text(predictor, module)
-    assert best["position"] is None
+    assert best["mark"] is None
     values = [example["similarity"] for example in result["examples"]]
     assert values == sorted(values, reverse=True)
     assert len(values) == 10
@@ -101,10 +101,12 @@ def test_a_step_of_a_training_example_is_its_own_neighbor(kind, data):
     predictor, module = data[kind]
     explorer = Explorer(predictor, data=lambda: module)
     pair = module.datasets["train"].pairs[3]
-    target = predictor.tokenizer.encode_target(pair.target)
-    for step in (0, len(target) - 1):
+    words, target = pair.target.split(), [*predictor.tokenizer.encode_target(pair.target), EOS]
+    for step in (0, len(words) - 1, len(words)):
         examples = explorer.neighbors(pair.source, "decoder", step, target, number=100)["examples"]
-        own = [each for each in examples if each["source"] == pair.source and each["position"] == step]
+        end = len(" ".join(words[: step + 1]))
+        mark = (end - len(words[step]) if step < len(words) else end, end)
+        own = [each for each in examples if each["source"] == pair.source and each["mark"] == mark]
         assert own
         assert own[0]["similarity"] == pytest.approx(1, abs=1e-5)
 
@@ -113,9 +115,35 @@ def test_a_step_of_a_training_example_is_its_own_neighbor(kind, data):
 def test_neighbors_of_steps_of_other_tasks(kind, data):
     predictor, module = data[kind]
     text = "der [MASK]und" if kind == "masked" else first_text(predictor, module)
-    result = Explorer(predictor, data=lambda: module).neighbors(text, by="decoder")
-    assert len(result["examples"]) == 10
-    assert all(isinstance(example["position"], int) for example in result["examples"])
+    examples = Explorer(predictor, data=lambda: module).neighbors(text, by="decoder")["examples"]
+    assert len(examples) == 10
+    for example in examples:
+        if kind == "classifier":
+            assert example["mark"] == (0, len(example["target"]))
+        elif example["mark"] is not None:  # unless the next token follows the text
+            start, end = example["mark"]
+            assert (0 if kind == "masked" else 1) <= start
+            assert end == start + 1 <= len(example["source"])
+
+
+@pytest.mark.parametrize("kind", ["characters", "words", "subword"])
+def test_spans_of_tokens_make_up_the_text(kind):
+    text = "Zwei kleine Bären, zwei große Bären."
+    tokenizer = {
+        "characters": lambda: SymbolTokenizer(sorted(set(text))),
+        "words": lambda: SymbolTokenizer(sorted(set(text.split())), " "),
+        "subword": lambda: train_tokenizer([text] * 10, "subword", 280),
+    }[kind]()
+    ids = tokenizer.encode_target(text)
+    *spans, last = [span(tokenizer, [*ids, EOS], index) for index in range(len(ids) + 1)]
+    assert last == (len(text), len(text))
+    tokens = [text[start:end] for start, end in spans]
+    assert all(tokens)
+    assert kind != "words" or tokens == text.split()
+    assert kind != "characters" or tokens == [*text]
+    ends = [0, *(end for _, end in spans)]
+    assert not "".join(text[end:start] for end, (start, _) in zip(ends, spans, strict=False)).strip()
+    assert ends[-1] == len(text)
 
 
 def test_data_are_loaded_once_and_only_when_needed(data):

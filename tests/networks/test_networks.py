@@ -20,6 +20,14 @@ from lightning_tfm.tokenization import BOS, EOS, PAD
 from support.networks import VOCAB_SIZE, minimize, step_by_step
 
 
+def test_the_side_of_an_attention_layer_gives_the_shape_of_its_weights(network, batch):
+    S, T = (ids.size(1) for ids in batch)
+    sides = {(S, S): "encoder", (T, T): "target", (T, S): "source", (S + T, S + T): "sequence"}
+    with attention_maps(network) as maps, torch.no_grad():
+        network(*batch)
+    assert {name: network.side(name) for name in maps} == {name: sides[maps[name].shape[2:]] for name in maps}
+
+
 def test_logits_do_not_depend_on_later_inputs(network, batch):
     """The gradient of the logits of step t is zero for the embeddings of later inputs, but not for its own."""
     source, target_in = batch
