@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from selenium.webdriver.support.ui import WebDriverWait
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.explore import Explorer, explore, messages
 from lightning_tfm.inference.loading import load
+from support.browser import chromium
 from support.experiments import trained_run
 
 
@@ -63,3 +68,90 @@ def test_a_missing_package_is_named(predictor, monkeypatch):
     monkeypatch.setitem(sys.modules, "anywidget", None)
     with pytest.raises(UserError, match=r"pip install 'lightning_tfm\[notebook\]'"):
         explore(predictor)
+
+
+HOST = """
+<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,"><link rel="stylesheet" href="widget.css">
+<div id="cell"></div>
+<script type="module">
+import widget from "./widget.js";
+const listeners = {};
+const model = {
+  on(name, listener) { listeners[name] = listener; },
+  off(name) { delete listeners[name]; },
+  send(message) {
+    if (isEnded) throw new Error("the kernel has ended");
+    receiveAnswers(message);
+  },
+};
+async function receiveAnswers(message) {
+  const reply = await fetch("message", { method: "POST", body: JSON.stringify(message) });
+  for (const answer of await reply.json()) listeners["msg:custom"]?.(answer);
+}
+let isEnded = false;
+globalThis.endKernel = () => { isEnded = true; listeners.comm_live_update(); };
+globalThis.countListeners = () => Object.keys(listeners).length;
+globalThis.pressed = [];
+document.addEventListener("keydown", ({ key }) => pressed.push(key));
+globalThis.removeWidget = widget.render({ model, el: document.querySelector("#cell") });
+</script>
+"""
+"""Page that shows a widget as anywidget does, with messages over HTTP instead of those of a kernel."""
+
+
+@pytest.fixture
+def address(predictor):
+    """Return the address of a page with a widget."""
+    widget = explore(predictor)
+    files = {"/": HOST, "/widget.js": widget._esm, "/widget.css": widget._css}
+    kinds = {"js": "text/javascript", "css": "text/css"}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.reply(files[self.path], kinds.get(self.path.rpartition(".")[2], "text/html"))
+
+        def do_POST(self):
+            message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.reply(json.dumps(answers(widget, message)), "application/json")
+
+        def reply(self, text, kind):
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield "http://{}:{}/".format(*server.server_address)
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.browser
+def test_the_page_in_a_cell(address, predictor):
+    with chromium() as driver:
+        driver.get(address)
+        field, output = "[data-key=text]", ".answers .output"
+
+        def element(selector):
+            return driver.find_element("css selector", selector)
+
+        def wait(condition):
+            WebDriverWait(driver, 60).until(lambda _: condition())
+
+        wait(lambda: driver.find_elements("css selector", field))
+        expected = Explorer(predictor).answer("abcdd")["output"]
+        element(field).send_keys("\ue009a\ue000abcdd")
+        wait(lambda: [one.text for one in driver.find_elements("css selector", output)] == [expected])
+        assert driver.execute_script("return pressed") == []  # which JupyterLab would read as commands
+        driver.execute_script("endKernel()")
+        element(field).send_keys("c")
+        wait(lambda: "the kernel of this widget has ended" in element("#cell").text.lower())
+        driver.execute_script("removeWidget()")
+        assert driver.execute_script("return countListeners()") == 0
+        assert [line for line in driver.get_log("browser") if line["level"] == "SEVERE"] == []
