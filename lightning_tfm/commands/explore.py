@@ -33,7 +33,7 @@ def explore(arguments: list[str]) -> int:
     settings += trust_arguments(options.trust_package)
     data = [cache(partial(data_of_checkpoint, checkpoint, settings)) for checkpoint in options.checkpoints]
     models = zip(predictors, names, data, options.checkpoints, strict=True)
-    explorers = [Explorer(*model) for model in models]
+    explorers = [Explorer(*model, settings) for model in models]
     if options.output is not None:
         size = write_page(explorers, options.output)
         print(f"{options.output}: {size / 1e6:.1f} MB")
@@ -55,7 +55,7 @@ def make_parser() -> CommandParser:
     parser = CommandParser(
         "lightning-tfm explore",
         description="Open a page to explore trained networks: outputs step by step, attention, ablations, "
-        "contributions and nearest training examples. Further options are those of test, such as --data.path for "
+        "contributions and similar training examples. Further options are those of test, such as --data.path for "
         "other data.",
     )
     parser.add_argument("checkpoints", metavar="CHECKPOINT", nargs="+", help="a file that fit has written")
@@ -67,7 +67,7 @@ def make_parser() -> CommandParser:
         "--output",
         type=Path,
         metavar="FILE",
-        help="write a page with the networks to a file, which needs no server and no internet connection, instead",
+        help="write a page with the networks to a file, which works without a server and without a connection, instead",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser.add_trust_package()

@@ -152,7 +152,15 @@ class Answers(ABC):
         try:
             return self.predictor.encode_line(valid_line(text))
         except UserError as error:
-            raise UserError(f"a text must have an answer, but {text!r} has none: {error}") from None
+            raise UserError(f"no answer to {text!r}: {error}") from None
+
+    def can_answer(self, text: str) -> bool:
+        """Return whether a text has an answer."""
+        try:
+            self.encode(text)
+        except UserError:
+            return False
+        return True
 
     def _check_prefix(self, prefix: Sequence[int], max_length: int, can_end: bool = False) -> None:
         """Raise UserError if a prefix has too many ids, or ids of no symbol, except EOS at its end."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lightning_tfm.errors import UserError
 from lightning_tfm.explore.answers import Answers
 from lightning_tfm.explore.changes import SWITCHABLE
 from lightning_tfm.insight import components
@@ -24,12 +22,13 @@ EXAMPLES = 10
 """Maximum number of test texts that are tried as an example."""
 
 
-def describe_model(answers: Answers, path: Path | None) -> dict[str, Any]:
+def describe_model(answers: Answers, path: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]:
     """Return the description of a model.
 
     Args:
         answers: the answers of the model.
         path: the path of its checkpoint; None without one.
+        settings: the arguments of `test` with which its data are loaded.
 
     Raises:
         UserError: if a file of the checkpoint's run is damaged.
@@ -45,7 +44,7 @@ def describe_model(answers: Answers, path: Path | None) -> dict[str, Any]:
         "task": answers.task,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "example": "" if run is None else _example(answers, run),
-        **_expressions(answers, path),
+        **_expressions(answers, path, settings),
         "max_source_length": source_length,
         "max_target_length": target_length,
         "components": [
@@ -71,9 +70,11 @@ def describe_model(answers: Answers, path: Path | None) -> dict[str, Any]:
 
 
 def _inspection(run: Run, path: Path) -> Inspection | None:
-    """Return the results of `inspect` for a checkpoint of a run; None if it has not been inspected."""
+    """Return the results of `inspect` for a checkpoint of a run; None if it has not been inspected since it changed."""
     inspection = run.inspection
-    return inspection if inspection and Path(inspection["checkpoint"]).name == path.name else None
+    if inspection is None or Path(inspection["checkpoint"]).name != path.name:
+        return None
+    return inspection if run.inspection_path.stat().st_mtime >= path.stat().st_mtime else None
 
 
 def _without(part: PartRecord) -> dict[str, float | None]:
@@ -90,13 +91,12 @@ def _example(answers: Answers, run: Run) -> str:
     examples: Sequence[Mapping[str, Any]] = run.first_predictions(EXAMPLES) or run.examples[:EXAMPLES]
     for example in examples:
         text = answers.question(example.get("source", example.get("text", "")))
-        with suppress(UserError):
-            answers.encode(text)
+        if answers.can_answer(text):
             return text
     return ""
 
 
-def _expressions(answers: Answers, path: Path | None) -> dict[str, str]:
+def _expressions(answers: Answers, path: Path | None, settings: Sequence[str]) -> dict[str, str]:
     """Return the Python expressions of a model and of its data; without a checkpoint, names to be defined."""
     if path is None:
         return {"load": "predictor", "data": "data"}
@@ -104,5 +104,4 @@ def _expressions(answers: Answers, path: Path | None) -> dict[str, str]:
     packages = sorted({cls.__module__.split(".")[0] for cls in classes} - {"lightning_tfm"})
     literal = json.dumps(str(path), ensure_ascii=False)
     trusted = f", trust_packages={packages}" if packages else ""
-    settings = ["--trust-package", ",".join(packages)] if packages else []
-    return {"load": f"load({literal}{trusted})", "data": f"data_of_checkpoint({literal}, {settings})"}
+    return {"load": f"load({literal}{trusted})", "data": f"data_of_checkpoint({literal}, {[*settings]})"}

@@ -55,6 +55,7 @@ class Explorer:
         name: its name.
         data: a function that returns its data module after `setup`; without it, questions about data are excluded.
         path: the path of its checkpoint, whose run may contain results of `inspect`; None if there is no checkpoint.
+        settings: the arguments of `test` with which the data are loaded, which the Python lines repeat.
     """
 
     def __init__(
@@ -63,16 +64,18 @@ class Explorer:
         name: str = "model",
         data: Callable[[], TaskDataModule] | None = None,
         path: str | Path | None = None,
+        settings: Sequence[str] = (),
     ) -> None:
         self.predictor, self.network = predictor.eval(), predictor.network
         self.name, self.path = name, None if path is None else Path(path).resolve()
+        self.settings = settings
         self.answers = answers_of(predictor)
         self._load_data = data
 
     def describe(self) -> Json:
         """Return the description of the model: its task, parts and questions, and the results of `inspect`, if any."""
         questions = [question for question in QUESTIONS if question not in self.excluded]
-        description = describe_model(self.answers, self.path)
+        description = describe_model(self.answers, self.path, self.settings)
         return {"name": self.name, **description, "questions": questions, "excluded": self.excluded}
 
     @cached_property
@@ -137,7 +140,7 @@ class Explorer:
         if not changes.patched:
             return others
         if against is None:
-            raise UserError("against must be the text whose states are patched, but is missing; give it, too")
+            raise UserError("against is missing; pass the text whose states to patch in")
         length, other_length = (len(self.answers.encode(each)[0]) for each in (text, against))
         if length != other_length:
             raise UserError(
@@ -293,7 +296,7 @@ class Explorer:
     def neighbors(
         self, text: str, by: By = "source", step: int = 0, prefix: Sequence[int] = (), number: int = 10
     ) -> Json:
-        """Return the training examples whose states are the most similar to those of a text.
+        """Return the training examples whose states are the most similar to those of a text, in a random sample.
 
         Args:
             text: the text.
@@ -312,7 +315,8 @@ class Explorer:
         else:
             answer = self.answers.answer(text, prefix)
             examples = self._neighbors.nearest(answer.forced.inputs, by, answer.position(step), number)
-        return {"by": by, "examples": [example._asdict() for example in examples]}
+        searched = len(self._neighbors.rows)
+        return {"by": by, "examples": [example._asdict() for example in examples], "searched": searched}
 
     def worst(self) -> Json:
         """Return the test example with the largest loss in a random sample of TEST_EXAMPLES.

@@ -77,10 +77,8 @@ def page(explorers: Sequence[Explorer]) -> str:
     models = json.dumps([_model(explorer) for explorer in explorers], ensure_ascii=False, allow_nan=False)
     program = f"globalThis.EXPLORER_MODELS = {models};\n{script('backend_file.js')}"
     nonce = hashlib.sha256(program.encode()).hexdigest()[:32]
-    charset = '<meta charset="utf-8">'
-    policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY.format(nonce)}">'
     title = f"Explorer of {', '.join(explorer.name for explorer in explorers)}"
-    return html(program, style(), nonce, title).replace(charset, f"{charset}\n{policy}", 1)
+    return html(program, style(), nonce, POLICY.format(nonce), title)
 
 
 def _model(explorer: Explorer) -> dict[str, Any]:
@@ -92,7 +90,7 @@ def _model(explorer: Explorer) -> dict[str, Any]:
     missing = {node.op_type for graph in graphs.values() for node in graph.graph.node} - supported_operators()
     if missing:
         raise UserError(
-            f"a page must not need the operators {', '.join(sorted(missing))}, but {explorer.name} does; "
+            f"a page does not support the operators {', '.join(sorted(missing))}, which {explorer.name} needs; "
             "run lightning-tfm explore without --output"
         )
     if keeps_outputs_in_half(explorer):
@@ -197,7 +195,9 @@ def _texts(explorer: Explorer) -> list[str]:
     run = None if explorer.path is None else Run.of(explorer.path)
     if run is None or not run.exists:
         return []
-    texts = [each["source"] for each in (run.predictions or run.examples) if "source" in each]
+    examples = run.predictions or run.examples
+    texts = [explorer.answers.question(each.get("source", each.get("text", ""))) for each in examples]
+    texts = [text for text in texts if explorer.answers.can_answer(text)]
     return texts[:: max(1, -(-len(texts) // SAMPLE))]
 
 
@@ -213,5 +213,5 @@ def halve(model: ModelProto) -> None:
     for initializer in model.graph.initializer:
         if initializer.data_type == TensorProto.FLOAT:
             values = numpy_helper.to_array(initializer)
-            if (np.abs(values) <= MAX_HALF).all():
+            if values.size > 1 and (np.abs(values) <= MAX_HALF).all():  # a number may be a tiny bound
                 initializer.CopyFrom(numpy_helper.from_array(values.astype(np.float16), initializer.name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +11,8 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.explore.explorer import Explorer, ask, describe
 
 
-def respond(explorers: Sequence[Explorer], message: Any) -> tuple[int, str]:
-    """Return the HTTP status and the response, in JSON, to a message.
+def respond(explorers: Sequence[Explorer], message: Any) -> tuple[int, dict[str, Any]]:
+    """Return the HTTP status and the response, as values of JSON, to a message.
 
     Args:
         explorers: the explorers of the models of the page.
@@ -24,13 +24,12 @@ def respond(explorers: Sequence[Explorer], message: Any) -> tuple[int, str]:
         error.
     """
     try:
-        return 200, json.dumps({"result": _result(explorers, message)}, allow_nan=False)
+        return 200, {"result": _finite(_result(explorers, message))}
     except UserError as error:
-        return 400, json.dumps({"error": str(error)})
+        return 400, {"error": str(error)}
     except Exception as error:  # the page can still ask the next question
         traceback.print_exc()
-        line = f"this is an error of the program, {type(error).__name__}; its traceback was printed"
-        return 500, json.dumps({"error": line})
+        return 500, {"error": f"internal error ({type(error).__name__}); the traceback is in the terminal"}
 
 
 def _result(explorers: Sequence[Explorer], message: Any) -> Any:
@@ -46,3 +45,12 @@ def _result(explorers: Sequence[Explorer], message: Any) -> Any:
     if not isinstance(arguments, dict):
         raise UserError(f"arguments must be an object, but is {arguments!r}")
     return ask(explorers[model], question, arguments)
+
+
+def _finite(value: Any) -> Any:
+    """Return a result; raise UserError if it has a number that JSON cannot represent."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"the outputs of the network must be finite, but one is {value}; try an earlier checkpoint")
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        _finite(part)
+    return value

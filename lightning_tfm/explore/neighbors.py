@@ -18,6 +18,7 @@ from lightning_tfm.data.labeled_text import LabeledBatch
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference import Predictor
 from lightning_tfm.insight import Sample, components, interventions
+from lightning_tfm.layers import HardMonotonicAttention
 from lightning_tfm.networks import Network, Seq2SeqNetwork
 from lightning_tfm.tokenization import PAD, Tokenizer
 
@@ -166,8 +167,7 @@ def features(network: Network, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tens
     if not collected:
         return mean, None
     steps = torch.cat([part if part.dim() == 3 else part.unsqueeze(1) for part in collected], dim=1)
-    T = inputs[-1].size(1)
-    if len(collected) == T and steps.size(1) == T * is_token.size(1) > T:  # (B, S, D) for each step
+    if any(isinstance(module, HardMonotonicAttention) for module in network.modules()):  # (B, S, D) for each step
         steps = torch.stack([_mean(part, is_token) for part in collected], dim=1)
     return mean, steps
 

@@ -48,22 +48,24 @@ def style() -> str:
     return (FOLDER / "style.css").read_text(encoding="utf-8")
 
 
-def html(script: str, style: str, nonce: str | None = None, title: str = "lightning-tfm explore") -> str:
+def html(script: str, style: str, nonce: str, policy: str = "", title: str = "lightning-tfm explore") -> str:
     """Return the document of a page without external resources.
 
     Args:
         script: the script, see `script`.
         style: the style sheet.
-        nonce: the nonce of the Content-Security-Policy with which the page is served; None without a policy.
+        nonce: the nonce of the Content-Security-Policy.
+        policy: the Content-Security-Policy, unless it is a header of the page.
         title: the title.
     """
-    attribute = f' nonce="{escape(nonce)}"' if nonce else ""
+    attribute = f' nonce="{escape(nonce)}"'
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n' if policy else ""
     script, style = MARKUP.sub(r"\\x3C", script), style.replace("</", r"<\/")
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
+{meta}<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)}</title>
 <link rel="icon" href="data:,">
 <style{attribute}>

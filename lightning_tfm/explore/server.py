@@ -41,6 +41,9 @@ ADDRESS = "127.0.0.1"
 MAX_BODY = 1_000_000
 """Maximum size of a question, in bytes."""
 
+MAX_CONNECTIONS = 100
+"""Maximum number of connections, which other users of the machine can open, too."""
+
 NO_CONTENT = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 """Content-Security-Policy of responses other than the page."""
 
@@ -67,6 +70,8 @@ def serve(explorers: Sequence[Explorer], port: int = 0, open_browser: bool = Tru
     """
     server = Server(explorers, port)
     print(f"Explorer running at {server.address} (press Ctrl-C to stop)", flush=True)
+    if open_browser:
+        print("If no page opens in your browser, open this address.", flush=True)
     server.run(open_browser)
 
 
@@ -113,6 +118,7 @@ class Server:
             date_header=False,
             http="h11",
             lifespan="off",
+            limit_concurrency=MAX_CONNECTIONS,
             log_config=None,
             log_level="critical",
             loop="asyncio",
@@ -132,7 +138,8 @@ class Server:
                     stack.close()  # the first question shows that the browser has opened the page
                     future, message = question
                     if future.set_running_or_notify_cancel():
-                        future.set_result(respond(self.explorers, message))
+                        status, response = respond(self.explorers, message)
+                        future.set_result((status, json.dumps(response)))
         finally:
             server.should_exit = True
             thread.join()
@@ -221,7 +228,7 @@ class Guard:
             return "Origin must be the page of this server"
         token = request.query_params.get("token") if request.scope["path"] == "/" else request.headers.get("X-Token")
         if not secrets.compare_digest((token or "").encode(), self.token.encode()):
-            return "the token must be that of this server; open the address that lightning-tfm explore has printed"
+            return "wrong token; open the address printed by lightning-tfm explore"
         return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,5 +32,5 @@ class Widget(AnyWidget):
     def _respond(self, widget: AnyWidget, message: dict[str, Any], buffers: Sequence[bytes]) -> None:
         """Answer a message of the page."""
         if "question" in message:
-            _, text = respond(self.explorers, message)
-            self.send({"id": message.get("id"), **json.loads(text)})
+            _, response = respond(self.explorers, message)
+            self.send({"id": message.get("id"), **response})

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from io import StringIO
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -186,6 +186,8 @@ def _replace_layers(network: nn.Module) -> None:
         for name, child in parent.named_children():
             if isinstance(child, nn.LSTM | nn.GRU):
                 setattr(parent, name, _Recurrent(child))
+            elif isinstance(child, nn.RNN):
+                raise ValueError("nn.RNN would be exported for a fixed length; use nn.GRU or nn.LSTM")
             elif isinstance(child, nn.EmbeddingBag):
                 setattr(parent, name, _EmbeddingSum(child))
 
@@ -203,6 +205,8 @@ class _Recurrent(nn.Module):
 
     def __init__(self, layer: nn.RNNBase) -> None:
         super().__init__()
+        if not layer.batch_first or not layer.bias or layer.num_layers > 1 or layer.bidirectional or layer.proj_size:
+            raise ValueError(f"nn.{layer.mode} must have batch_first, biases, one layer and one direction")
         self.kind, self.d_hidden = layer.mode, layer.hidden_size
         # ONNX stores the gates of an LSTM as input, output, forget, cell, and those of a GRU as update, reset, hidden.
         gates = (0, 3, 1, 2) if self.kind == "LSTM" else (1, 0, 2)
@@ -238,7 +242,9 @@ class _EmbeddingSum(nn.Module):
 
     def __init__(self, layer: nn.EmbeddingBag) -> None:
         super().__init__()
-        self.weight, self.padding_idx = layer.weight, cast(int, layer.padding_idx)
+        if layer.mode != "sum" or layer.padding_idx is None:
+            raise ValueError("nn.EmbeddingBag must have mode 'sum' and a padding_idx")
+        self.weight, self.padding_idx = layer.weight, layer.padding_idx
 
     def forward(self, bags: Tensor) -> Tensor:
         """Return the sums (N, D) of the embeddings of bags (N, G), without padding."""

@@ -174,10 +174,10 @@ class Seq2SeqNetwork(Network):
 
     def side(self, name: str) -> Side:
         """Return the side of a part of the network; the names of parts of the encoder begin with `encoder`."""
+        if name.startswith("encoder"):
+            return "encoder"
         layer = self.get_submodule(name)
-        if isinstance(layer, Attention) and layer.over_memory:
-            return "source"
-        return "encoder" if name.startswith("encoder") else "target"
+        return "source" if isinstance(layer, Attention) and layer.over_memory else "target"
 
     def source_attention(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
         """Select the weights (B, H, T, S) of the target over the source (B, S) from those of all layers by name."""

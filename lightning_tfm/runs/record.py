@@ -386,19 +386,23 @@ class Run:
         return self.folder / "inspect"
 
     @property
+    def inspection_path(self) -> Path:
+        """Return the path of the results of `inspect` in JSON."""
+        return self.inspection_folder / self.INSPECTION
+
+    @property
     def inspection(self) -> Inspection | None:
         """Return the results of `inspect`; None if there are none.
 
         Raises:
             UserError: if the file is damaged.
         """
-        path = self.inspection_folder / self.INSPECTION
-        return read_json(path, Inspection) if path.is_file() else None
+        return read_json(self.inspection_path, Inspection) if self.inspection_path.is_file() else None
 
     def write_inspection(self, inspection: Inspection) -> None:
         """Write the results of `inspect`."""
         content = json.dumps(inspection, ensure_ascii=False, allow_nan=False)
-        write_text(self.inspection_folder / self.INSPECTION, content)
+        write_text(self.inspection_path, content)
 
     # Metrics
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 from dataclasses import asdict
+from time import time
 
 import pytest
 import torch
@@ -199,7 +201,7 @@ def test_wrong_prefixes():
 def test_texts_without_an_answer():
     explorer = Explorer(Seq2SeqPredictor(tiny(GPT)(), TOKENIZER, LENGTH))
     for text, reason in {"": "the text is empty", "xyz": "no character 'x'", "\ud800": "not valid UTF-8"}.items():
-        with pytest.raises(UserError, match=f"a text must have an answer, but .* has none: .*{reason}"):
+        with pytest.raises(UserError, match=f"no answer to .*: .*{reason}"):
             explorer.answer(text)
     assert explorer.answer("  ab ")["source"] == ["a", "b", "EOS"]
 
@@ -393,11 +395,15 @@ def json_of(changes):
         (Changes(drawn=[Drawn("decoder.0.cross_attention", 0, 5)]), None, "key must be from 0 to 4 for query 0"),
         (Changes(drawn=[Drawn("decoder.0.cross_attention", -1, 0)]), None, "query must be at least 0, but is -1"),
         (Changes(drawn=[Drawn("decoder.0.cross_attention", 0, 0, 4)]), None, "head must be from 0 to 3"),
-        (Changes(patched=[Patched("encoder.0", 0)]), None, "against must be the text whose states are patched"),
+        (
+            Changes(patched=[Patched("encoder.0", 0)]),
+            None,
+            "against is missing; pass the text whose states to patch in",
+        ),
         (Changes(patched=[Patched("encoder.0", 0)]), "abc", "against must have as many tokens as the text, 5, but"),
         (Changes(patched=[Patched("encoder.0", 5)]), "abce", "position must be from 0 to 4 for encoder.0"),
         (Changes(patched=[Patched("encoder.2", 0)]), "abce", "no component 'encoder.2'; did you mean"),
-        (Changes(patched=[Patched("encoder.0", 0)]), "xyz", "a text must have an answer, but 'xyz' has none"),
+        (Changes(patched=[Patched("encoder.0", 0)]), "xyz", "no answer to 'xyz'"),
     ],
 )
 def test_wrong_changes(changes, against, message):
@@ -641,6 +647,8 @@ def test_questions_that_a_task_lacks(text_explorer):
 def test_a_description_has_the_results_of_inspect(tmp_path, batch):
     predictor = Seq2SeqPredictor(randomize(tiny(Transformer)()).eval(), TOKENIZER, LENGTH)
     path = tmp_path / "checkpoints/best.ckpt"
+    path.parent.mkdir()
+    path.touch()
     run = Run(tmp_path)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({}))
     description = Explorer(predictor, path=path).describe()
@@ -664,8 +672,11 @@ def test_a_description_has_the_results_of_inspect(tmp_path, batch):
         assert head["scores"] == pytest.approx(expected["scores"])
     assert [part["name"] for part in model["parts"]] == [part["name"] for part in record["components"]]
     assert model["parameters"] == sum(parameter.numel() for parameter in predictor.network.parameters())
+    (tmp_path / "checkpoints/last.ckpt").touch()
     last = Explorer(predictor, path=path.with_name("last.ckpt")).describe()
     assert last["heads"] == []
+    os.utime(path, (later := time() + 60, later))  # trained again
+    assert Explorer(predictor, path=path).describe()["heads"] == []
     switchable = {part["name"] for part in model["components"] if part["switchable"]}
     assert switchable == {part.name for part in parts_of(predictor.network)}
 
