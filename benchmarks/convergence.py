@@ -99,7 +99,7 @@ def train(
 def run_fit(experiment: str, folder: str, *settings: str, threads: int = THREADS) -> None:
     """Run `fit` on an experiment."""
     config = "--config", str(EXPERIMENTS / f"{experiment}.yaml")
-    run_python(Path(folder), "-m", "lightning_tfm", "fit", *config, *settings, threads=threads)
+    run_python(Path(folder), "-m", "lightning_tfm", "fit", *config, f"--num_threads={threads}", *settings)
 
 
 def goal_row(

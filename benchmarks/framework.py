@@ -115,9 +115,9 @@ def settings_of(experiment: str) -> dict[str, Any]:
     return yaml.safe_load((EXPERIMENTS / f"{experiment}.yaml").read_text(encoding="utf-8"))
 
 
-def run_python(folder: Path, *arguments: str, threads: int = THREADS, **variables: str) -> None:
+def run_python(folder: Path, *arguments: str, **variables: str) -> None:
     """Run Python in a folder, which may hold modules, with this project and environment variables."""
-    variables |= {"OMP_NUM_THREADS": str(threads), "WANDB_MODE": "offline"}
+    variables |= {"OMP_NUM_THREADS": str(THREADS), "WANDB_MODE": "offline"}
     variables["PYTHONPATH"] = os.pathsep.join((str(folder), str(EXPERIMENTS.parent)))
     if (mirror := os.environ.get(MIRROR)) and Path(mirror).is_dir():  # Python runs in another folder
         variables[MIRROR] = os.path.abspath(mirror)
@@ -129,6 +129,7 @@ def run_python(folder: Path, *arguments: str, threads: int = THREADS, **variable
 def fit(experiment: str, *settings: str, folder: str | None = None, timed: int = TIMED) -> None:
     """Run `lightning-tfm fit` on an experiment in this process, without evaluations, timed by Clock."""
     command = ["lightning-tfm", "fit", "--config", str(EXPERIMENTS / f"{experiment}.yaml"), *settings]
+    command += [f"--num_threads={torch.get_num_threads()}"]
     command += ["--trust-package", "benchmarks", "--trainer.callbacks+=benchmarks.framework.Clock"]
     command += [f"--trainer.max_steps={WARM + timed + 1}", "--trainer.limit_val_batches=0", "--trainer.accelerator=cpu"]
     command += [f"--data.init_args.{name}=8" for name in ("val_size", "test_size")]  # one for each micro-batch
@@ -314,7 +315,8 @@ def run_start(folder: Path, *arguments: str) -> float:
 def start_up(full: bool) -> Iterator[Row]:
     """Measure the seconds from the start of a command to its end or, when fitting, to its first step."""
     command = "-m", "lightning_tfm"
-    experiment = *command, "fit", "--config", str(EXPERIMENTS / "date_attention_lstm.yaml"), "--trainer.accelerator=cpu"
+    config = str(EXPERIMENTS / "date_attention_lstm.yaml")
+    experiment = *command, "fit", "--config", config, f"--num_threads={THREADS}", "--trainer.accelerator=cpu"
     first_step = "--trust-package=benchmarks", "--trainer.callbacks+=benchmarks.first_step.FirstStep"
     with tempfile.TemporaryDirectory() as trained:
         run_start(Path(trained), *experiment, "--trainer.max_steps=20")

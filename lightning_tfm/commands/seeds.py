@@ -20,7 +20,6 @@ from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import relative
 from lightning_tfm.system.progress import progress_bar
 from lightning_tfm.system.terminal import format_value
-from lightning_tfm.system.versions import usable_cores
 
 MAX_SEEDS = 1000
 
@@ -110,11 +109,10 @@ class SeededRuns:
             else:
                 can_resume = run is not None and run.checkpoints()
                 resumed[seed] = ["--ckpt_path", str(before.pop(seed).folder)] if can_resume else []
-        threads = None if jobs == 1 or "OMP_NUM_THREADS" in os.environ else max(1, usable_cores() // jobs)
 
         def start(seed: int) -> ChildRun:
             arguments = [*self._arguments, "--seed_everything", str(seed), *resumed[seed]]
-            return ChildRun(arguments, self.folder / f"seed_{seed}.log", threads)
+            return ChildRun(arguments, self.folder / f"seed_{seed}.log")
 
         def watch(children: list[ChildRun]) -> None:
             runs = {seed: run for seed, run in self.newest().items() if run != before.get(seed)}

@@ -191,9 +191,7 @@ class Worker:
         return [*self.file.arguments(settings), *monitor, "--skip-test", *self.trusted]
 
     def _child(self, arguments: Sequence[str], log: Path, pass_fds: Sequence[int] = ()) -> ChildRun:
-        """Start a run, with one thread unless the user sets a number, since results depend on it."""
-        threads = None if "OMP_NUM_THREADS" in os.environ else 1
-        return ChildRun([*arguments, "--trainer.enable_progress_bar=false"], log, threads, pass_fds)
+        return ChildRun([*arguments, "--trainer.enable_progress_bar=false"], log, pass_fds)
 
     def _dry_run(self) -> None:
         """Run one batch of the experiment, which checks what only a run can check, such as the name of the metric."""

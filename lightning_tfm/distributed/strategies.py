@@ -48,24 +48,20 @@ class Elastic(DDPStrategy):
     Args:
         num_micro_batches: number of micro-batches, a power of two and a multiple of the number of processes. Each batch
             must have at least one row per micro-batch.
-        num_threads: number of threads of each process on a CPU, on which floating-point sums depend.
         process_group_backend: the backend of torch.distributed; by default gloo on a CPU and NCCL on GPUs.
 
     Note:
+        All processes need the same number of threads: the setting `num_threads` or, in Python, torch.set_num_threads.
         With accumulated batches, gradients are communicated after each batch, since an addition in a different order
         would give different bits.
     """
 
-    def __init__(
-        self, num_micro_batches: int = 2, num_threads: int = 1, process_group_backend: str | None = None
-    ) -> None:
+    def __init__(self, num_micro_batches: int = 2, process_group_backend: str | None = None) -> None:
         if num_micro_batches < 1 or num_micro_batches & (num_micro_batches - 1):
             lower = 1 << max(0, num_micro_batches.bit_length() - 1)
             raise UserError(f"num_micro_batches must be a power of two, but is {num_micro_batches}; try {lower}")
-        if num_threads < 1:
-            raise UserError(f"num_threads must be at least 1, but is {num_threads}; try 1")
         super().__init__(process_group_backend=process_group_backend, timeout=TIMEOUT)
-        self.num_micro_batches, self.num_threads = num_micro_batches, num_threads
+        self.num_micro_batches = num_micro_batches
 
     def check_processes(self, world_size: int) -> None:
         """Raise UserError if the micro-batches cannot be divided among the processes."""
@@ -77,10 +73,6 @@ class Elastic(DDPStrategy):
                 f"trainer.devices times trainer.num_nodes must divide num_micro_batches ({self.num_micro_batches}), "
                 f"but is {world_size}; {mend}"
             )
-
-    def setup_environment(self) -> None:
-        torch.set_num_threads(self.num_threads)
-        super().setup_environment()
 
     def configure_ddp(self) -> None:
         """Broadcast the weights of rank 0, as DDP does; this strategy reduces the gradients itself."""

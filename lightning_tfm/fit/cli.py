@@ -7,6 +7,7 @@ import gc
 import inspect
 import logging
 import math
+import os
 import re
 import sys
 import warnings
@@ -17,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
+import torch
 import yaml
 from jsonargparse import Namespace
 from lightning import Trainer
@@ -182,6 +184,12 @@ class TfmCLI(LightningCLI):
             default=self.seed_everything_default,
             help="the seed of the weights, the generated data, the order of the batches and dropout; at least 0",
         )
+        parser.add_argument(
+            "--num_threads",
+            type=int,
+            default=1,
+            help="the number of threads of each process on a CPU, on which floating-point sums depend",
+        )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         add_options(parser, self.command)
@@ -217,8 +225,10 @@ class TfmCLI(LightningCLI):
     # Construction
 
     def before_instantiate_classes(self) -> None:
-        """Convert epochs to steps, name the loggers of the run, and find the checkpoint and the run to resume."""
+        """Set the threads, convert epochs to steps, name the loggers, and find the checkpoint and the run to resume."""
         options = self.options
+        torch.set_num_threads(options.num_threads)
+        os.environ["OMP_NUM_THREADS"] = str(options.num_threads)  # without which the launchers of Lightning set another
         check_pair(_class(options.model.class_path), _class(options.data.class_path))
         self.datamodule = None
         if self.command == "fit":

@@ -22,7 +22,7 @@ from lightning_tfm.system.files import make_folder
 from lightning_tfm.system.private import logger_version, set_version
 
 TRAINER = ("accelerator", "devices", "max_steps", "max_time", "num_nodes", "plugins", "strategy")
-RECORDED = ("data.init_args.num_workers", *(f"trainer.{name}" for name in TRAINER))
+RECORDED = ("num_threads", "data.init_args.num_workers", *(f"trainer.{name}" for name in TRAINER))
 """Settings that may change when a run is resumed on different hardware or extended; recorded in provenance.json."""
 
 

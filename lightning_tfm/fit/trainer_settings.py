@@ -52,13 +52,15 @@ def defaults() -> dict[str, Any]:
 
 
 def check_settings(config: Namespace, given: Collection[str]) -> None:
-    """Raise UserError unless the seed and the settings of the Trainer are supported.
+    """Raise UserError unless the seed, the number of threads and the settings of the Trainer are supported.
 
     Epochs in a YAML file give way to the number that they would be converted to, if the command line has one.
     """
     trainer = config.trainer
     if not 0 <= config.seed_everything < 2**32:
         raise UserError(f"seed_everything must be from 0 to {2**32 - 1}, but is {config.seed_everything}; try 1")
+    if config.num_threads < 1:
+        raise UserError(f"num_threads must be at least 1, but is {config.num_threads}; try 1")
     if trainer.overfit_batches:
         raise UserError(
             f"trainer.overfit_batches must be 0, but is {trainer.overfit_batches}; "

@@ -22,7 +22,6 @@ class ChildRun:
     Args:
         arguments: the arguments of `fit`.
         log: the file to which the output of the process is appended; its folder is created.
-        threads: the number of threads of the process; None for torch's default.
         pass_fds: file descriptors that the process inherits, except on Windows.
 
     Attributes:
@@ -30,12 +29,9 @@ class ChildRun:
         process: the process.
     """
 
-    def __init__(
-        self, arguments: Sequence[str], log: Path, threads: int | None = None, pass_fds: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, arguments: Sequence[str], log: Path, pass_fds: Sequence[int] = ()) -> None:
         self.log = log
         make_folder(log.parent)
-        environment = os.environ if threads is None else os.environ | {"OMP_NUM_THREADS": str(threads)}
         with log.open("ab") as output:
             self._begin = output.tell()
             self.process = subprocess.Popen(
@@ -43,7 +39,6 @@ class ChildRun:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=environment,
                 # In its own session, the run is not reached by Ctrl-C: it receives a single SIGTERM from `terminate`.
                 start_new_session=True,
                 pass_fds=() if os.name == "nt" else pass_fds,

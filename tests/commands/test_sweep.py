@@ -77,7 +77,7 @@ class PretendedRun:
 
     num_started = 0
 
-    def __init__(self, arguments, log, threads=None, pass_fds=()):
+    def __init__(self, arguments, log, pass_fds=()):
         type(self).num_started += 1
         self.process = SimpleNamespace(returncode=None, wait=lambda: self.process.returncode)
         if "--dry-run" in arguments:

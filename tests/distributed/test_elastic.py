@@ -106,7 +106,7 @@ def test_a_message_names_what_else_the_bits_depend_on(tmp_path):
     arguments = fit("gpt", "--ckpt_path=last")
     for number, threads, message in ((2, 1, ""), (1, 1, ""), (1, 2, "other threads (2, was 1): results may")):
         fault = ("before an update of the weights", 20)
-        child = start_elastic(number, *arguments, cwd=tmp_path, num_threads=threads, fault=fault)
+        child = start_elastic(number, *arguments, f"--num_threads={threads}", cwd=tmp_path, fault=fault)
         assert child.wait() == -9
         printed = child.err.read_text()
         assert message in printed

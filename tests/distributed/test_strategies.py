@@ -47,7 +47,6 @@ def test_a_tree_adds_neighbors_first(leaves):
     [
         ({"num_micro_batches": 6}, "num_micro_batches must be a power of two, but is 6; try 4"),
         ({"num_micro_batches": 0}, "num_micro_batches must be a power of two, but is 0; try 1"),
-        ({"num_threads": 0}, "num_threads must be at least 1, but is 0; try 1"),
     ],
 )
 def test_invalid_settings_are_refused(settings, message):

@@ -139,6 +139,7 @@ def test_a_class_has_a_name_and_a_mapping_of_arguments(place, value, yaml_mistak
         ("trainer: text", "trainer must be a mapping of settings, NAME: VALUE, but is text"),
         ("checkpoint: 3", "checkpoint must be a mapping of settings, NAME: VALUE, but is 3 in 'mistake.yaml'"),
         ("seed_everything: [1]", "seed_everything must be of type int, but is [1]"),
+        ("num_threads: 0", "num_threads must be at least 1, but is 0; try 1"),
         ("seed_everything: true", "seed_everything must be of type int, but is True"),
         ("trainer: {val_check_interval: 0}", "trainer.val_check_interval must be at least 1, but is 0; try 1"),
         ("trainer: {accumulate_grad_batches: -1}", "trainer.accumulate_grad_batches must be at least 1, but is -1"),

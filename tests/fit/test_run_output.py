@@ -85,6 +85,16 @@ def test_a_run_records_its_provenance(run_folder):
     assert not (run_folder / "uncommitted_0.diff").exists()
 
 
+@pytest.mark.parametrize("threads", [None, 2])
+def test_the_number_of_threads_depends_on_the_setting_only(threads, tmp_path):
+    """The environment asks for three threads."""
+    options = [] if threads is None else [f"--num_threads={threads}"]
+    run(*fit("gpt", *options, **{"trainer.max_steps": 1}), cwd=tmp_path, OMP_NUM_THREADS="3").finish()
+    (folder,) = (tmp_path / "runs/copy_gpt").iterdir()
+    (start,) = Run(folder).starts
+    assert start["hardware"]["threads"] == Run(folder).config["num_threads"] == (threads or 1)
+
+
 def test_the_state_of_the_working_directory_is_recorded(tmp_path):
     git = ["git", "-c", "user.name=A", "-c", "user.email=a@example.org", "-C", str(tmp_path)]
     (tmp_path / "mine.py").write_text("one\n")

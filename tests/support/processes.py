@@ -167,12 +167,9 @@ def start_two(
     return _start_ranks(number, *arguments, *options, cwd=cwd, **environment)
 
 
-def start_elastic(
-    number: int, *arguments: object, num_micro_batches: int = 8, num_threads: int = 1, **settings: Any
-) -> Child:
+def start_elastic(number: int, *arguments: object, num_micro_batches: int = 8, **settings: Any) -> Child:
     """Start a run of a number of processes with elastic determinism, see `start`."""
-    strategy = {"num_micro_batches": num_micro_batches, "num_threads": num_threads}
-    return _start_strategy("elastic.yaml", strategy, number, *arguments, **settings)
+    return _start_strategy("elastic.yaml", {"num_micro_batches": num_micro_batches}, number, *arguments, **settings)
 
 
 def start_parallel(
