@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -17,12 +17,7 @@ from lightning_tfm.inference import AttentionExample, Prediction, short_title, w
 from lightning_tfm.layers import Positions
 from lightning_tfm.loggers import media_loggers, run_folder
 from lightning_tfm.runs.record import Run
-from lightning_tfm.system.files import atomic_write
 from lightning_tfm.tasks.base import TaskModule
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 NUM_EXAMPLES = 2
 """Number of first test examples, and of test examples with the largest loss, whose attention is plotted."""
@@ -60,19 +55,19 @@ class AttentionLogger(Callback):
 
     def _draw(self, trainer: Trainer, module: TaskModule, examples: list[AttentionExample], run: Run) -> list[Path]:
         """Save plots of attention weights and positional encodings of a run; return their paths."""
-        from lightning_tfm.plots.pictures import draw_attention, draw_positions
+        from lightning_tfm.plots.pictures import draw_attention, draw_positions, save_figure
 
         pictures = []
         run.write_examples([example.content for example in examples])
         for row, title, content in track(trainer, examples, "drawing the attention of example"):
             for layer in (layer.cropped() for layer in module.attention(content)):
                 path = run.attention_folder / Run.EXAMPLE_PICTURE.format(row, short_name(layer.layer))
-                _save(draw_attention(layer, f"example {row}: {title}"), path)
+                save_figure(draw_attention(layer, f"example {row}: {title}"), path, dpi=100)
                 pictures.append(path)
         for name, layer in module.network.named_modules():
             if isinstance(layer, Positions) and (encodings := layer.table()) is not None:
                 path = run.attention_folder / Run.PICTURE.format(name)
-                _save(draw_positions(encodings, name.replace("_", " ")), path)
+                save_figure(draw_positions(encodings, name.replace("_", " ")), path, dpi=100)
                 pictures.append(path)
         return pictures
 
@@ -98,11 +93,6 @@ def text_examples(module: TaskModule, dataset: Any) -> list[AttentionExample]:
         content = {"ids": ids, "text": module.tokenizer.decode(ids).strip()}
         examples.append(AttentionExample(row, "self-attention", content))
     return examples
-
-
-def _save(figure: Figure, path: Path) -> None:
-    with atomic_write(path) as file:
-        figure.savefig(file, dpi=100)
 
 
 def short_name(layer: str) -> str:

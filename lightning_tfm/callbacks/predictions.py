@@ -15,7 +15,6 @@ from lightning_tfm.data import Batch
 from lightning_tfm.distributed.parallel import data_group
 from lightning_tfm.loggers import media_loggers, run_folder
 from lightning_tfm.runs.record import PER_CATEGORY, Prediction, Run
-from lightning_tfm.system.files import atomic_write
 from lightning_tfm.tasks.base import TaskModule
 from lightning_tfm.tasks.metrics import all_gather_list
 
@@ -106,11 +105,11 @@ class Predictions(Callback):
             return
         if not (figures := module.figures([line for *_, line in self.lines])):
             return
-        from lightning_tfm.plots.pictures import missing_glyphs_named  # slow to import
+        from lightning_tfm.plots.pictures import missing_glyphs_named, save_figure  # slow to import
 
         for name, figure in figures.items():
             path = folder / Run.PICTURE.format(name)
-            with missing_glyphs_named(), atomic_write(path) as file:
-                figure.savefig(file, dpi=100)
+            with missing_glyphs_named():
+                save_figure(figure, path, dpi=100)
             for logger in media_loggers(trainer):
                 logger.log_image(f"{evaluated_prefix(trainer)}/{name}", [str(path)], trainer.global_step)

@@ -21,7 +21,7 @@ from lightning_tfm.networks import Network
 from lightning_tfm.reporting.inspection import further_tables, sentences, summary, tables
 from lightning_tfm.runs.inspection import Inspection, OutcomeRecord
 from lightning_tfm.runs.record import Run
-from lightning_tfm.system.files import atomic_write, relative, write_text
+from lightning_tfm.system.files import relative, write_text
 from lightning_tfm.system.progress import progress_bar
 from lightning_tfm.system.tables import latex
 from lightning_tfm.system.terminal import LiteralConsole, print_table
@@ -126,7 +126,7 @@ def show(result: Inspection) -> None:
 
 def draw(result: Inspection, folder: Path) -> None:
     """Save the pictures of an inspection as PNG and PDF files, in place of those of an earlier one."""
-    from lightning_tfm.plots.pictures import missing_glyphs_named  # slow to import
+    from lightning_tfm.plots.pictures import missing_glyphs_named, save_figure  # slow to import
 
     for path in folder.iterdir():
         if path.suffix in PICTURES:
@@ -134,8 +134,7 @@ def draw(result: Inspection, folder: Path) -> None:
     with missing_glyphs_named():
         for name, figure in _figures(result):
             for suffix in PICTURES:
-                with atomic_write(folder / f"{name}{suffix}") as file:
-                    figure.savefig(file, format=suffix[1:], dpi=150)
+                save_figure(figure, folder / f"{name}{suffix}")
 
 
 def _figures(result: Inspection) -> Iterator[tuple[str, Figure]]:

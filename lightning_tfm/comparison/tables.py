@@ -1,4 +1,4 @@
-"""Tables and sentences of a comparison, for a terminal, Markdown, LaTeX, JSON and the report."""
+"""Tables and sentences of comparisons, for a terminal, Markdown, LaTeX, CSV, JSON and the report."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 from rich.console import Console
 
 from lightning_tfm.comparison.groups import check_environment
+from lightning_tfm.comparison.publication import results_csv, results_latex, results_markdown, signatures
 from lightning_tfm.comparison.results import Comparison
 from lightning_tfm.comparison.statistics import COVERAGE
-from lightning_tfm.system.tables import Table, latex
+from lightning_tfm.system.tables import Table, comments
 from lightning_tfm.system.terminal import LiteralConsole, print_table
 
 
@@ -76,12 +77,20 @@ def _examples(comparison: Comparison) -> Table:
     return Table(title, ("group", "seed", "examples", *columns, "p (Holm)" if len(rows) > 1 else "p"), rows)
 
 
-def sentences(comparison: Comparison) -> list[str]:
-    """Return what the comparison says in sentences: the verdicts, then the notes."""
-    notes = [f"Note: {note}." for note in (*comparison.notes, *check_environment(comparison.groups))]
-    if comparison.examples:
-        notes.insert(0, "The tests over examples compare two trained models each, not their settings.")
-    return [*verdicts(comparison), *notes]
+def sentences(*comparisons: Comparison) -> list[str]:
+    """Return what comparisons of the same groups say in sentences: the verdicts, then the notes.
+
+    If there are several, each verdict begins with its metric.
+    """
+    found = [
+        f"{comparison.metric}: {verdict}" if len(comparisons) > 1 else verdict
+        for comparison in comparisons
+        for verdict in verdicts(comparison)
+    ]
+    if any(comparison.examples for comparison in comparisons):
+        found.append("The tests over examples compare two trained models each, not their settings.")
+    notes = [note for each in comparisons for note in (*each.notes, *check_environment(each.groups))]
+    return [*found, *(f"Note: {note}." for note in dict.fromkeys(notes))]
 
 
 def verdicts(comparison: Comparison) -> list[str]:
@@ -100,41 +109,40 @@ def _p(p: float) -> str:
     return f"{p:.3f}" if p >= 0.001 else "< 0.001"
 
 
-def to_terminal(comparison: Comparison, console: Console) -> None:
-    """Print a comparison; lines are only folded in a terminal."""
-    for title, header, rows in tables(comparison):
-        print_table(header, rows, console, title)
-    for sentence in sentences(comparison):
-        style = "bold yellow" if sentence.startswith("Too few seeds") else ""
+def to_terminal(comparisons: Sequence[Comparison], console: Console) -> None:
+    """Print comparisons; lines are only folded in a terminal."""
+    for comparison in comparisons:
+        for title, header, rows in tables(comparison):
+            print_table(header, rows, console, title)
+    for sentence in (*sentences(*comparisons), *signatures(comparisons)):
+        style = "bold yellow" if "Too few seeds" in sentence else ""
         console.print(sentence, style=style, soft_wrap=not console.is_terminal)
 
 
-def to_text(comparison: Comparison) -> str:
+def to_text(comparisons: Sequence[Comparison]) -> str:
     """Return what `to_terminal` prints, without colors."""
     written = io.StringIO()
-    to_terminal(comparison, LiteralConsole(file=written))
+    to_terminal(comparisons, LiteralConsole(file=written))
     return written.getvalue()
 
 
-def to_markdown(comparison: Comparison) -> str:
-    """Return a comparison in Markdown."""
-    parts = []
-    for title, header, rows in tables(comparison):
-        lines = [header, ("---",) * len(header), *rows]
-        cells = [" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines]
-        parts.append(f"**{title}**\n\n" + "".join(f"| {line} |\n" for line in cells))
-    parts.append("".join(f"- {sentence}\n" for sentence in sentences(comparison)))
-    return "\n".join(filter(None, parts))
+def to_markdown(comparisons: Sequence[Comparison]) -> str:
+    """Return the table of results and the sentences in Markdown."""
+    return f"{results_markdown(comparisons)}\n" + "".join(f"- {sentence}\n" for sentence in sentences(*comparisons))
 
 
-def to_latex(comparison: Comparison) -> str:
-    """Return a comparison in LaTeX, see `latex`."""
-    return latex(tables(comparison), sentences(comparison))
+def to_latex(comparisons: Sequence[Comparison]) -> str:
+    """Return the table of results in LaTeX, and the sentences as comments."""
+    return results_latex(comparisons) + comments(sentences(*comparisons))
 
 
-def to_json(comparison: Comparison) -> str:
-    """Return a comparison as JSON, with the values of all seeds."""
-    content: dict[str, Any] = {
+def to_json(comparisons: Sequence[Comparison]) -> str:
+    """Return a list of comparisons as JSON, with the values of all seeds."""
+    return json.dumps([*map(_content, comparisons)], indent=2, ensure_ascii=False) + "\n"
+
+
+def _content(comparison: Comparison) -> dict[str, Any]:
+    return {
         "metric": comparison.metric,
         "lower_is_better": comparison.lower_is_better,
         "groups": [
@@ -165,15 +173,16 @@ def to_json(comparison: Comparison) -> str:
         "examples": [
             {"group": name, "seed": seed, **test._asdict()} for (name, seed), test in comparison.examples.items()
         ],
+        "signatures": signatures([comparison]),
         "sentences": sentences(comparison),
     }
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-FORMATS: dict[str, Callable[[Comparison], str]] = {
+FORMATS: dict[str, Callable[[Sequence[Comparison]], str]] = {
     "table": to_text,
     "markdown": to_markdown,
     "latex": to_latex,
+    "csv": results_csv,
     "json": to_json,
 }
-"""Functions that return a comparison as a text, by the name of the format."""
+"""Functions that return comparisons of the same groups as a text, by the name of the format."""

@@ -29,6 +29,7 @@ from torch import Tensor
 from lightning_tfm.errors import rank_zero_print
 from lightning_tfm.inference.attention_maps import AttentionMap, visible
 from lightning_tfm.plots.style import HEAT, HIGHLIGHT, PALETTE, STYLE
+from lightning_tfm.system.files import atomic_write
 
 HEADS_A_ROW = 2
 """Maximum number of panels per row in a figure of attention weights."""
@@ -84,6 +85,12 @@ def missing_glyphs_named() -> Iterator[None]:
             f"pictures show boxes for {len(set(missing))} characters that no installed font has, such as "
             f"{missing[0]!r}; install a font, such as Noto, and delete {matplotlib.get_cachedir()!r}"
         )
+
+
+def save_figure(figure: Figure, path: Path, dpi: int = 150) -> None:
+    """Save a figure to a .png, .pdf or .svg file; fonts are embedded in PDF, and letters are outlines in SVG."""
+    with rc_context(STYLE), atomic_write(path) as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=dpi)
 
 
 def style_for(*texts: str) -> dict[Any, Any]:

@@ -22,7 +22,14 @@ STYLE: dict[Any, Any] = {
     "figure.titlesize": 9,
     "legend.fontsize": 8,
     "legend.frameon": False,
+    "pdf.fonttype": 42,  # TrueType, which journals require; matplotlib's default, Type 3, cannot be edited
     "xtick.labelsize": 8,
     "ytick.labelsize": 8,
 }
 """matplotlib settings for `rc_context`."""
+
+COLUMNS = {1: 3.3, 2: 6.9}
+"""Widths of figures of one and of two columns of a publication, in inches."""
+
+PAPER: dict[Any, Any] = STYLE | {name: 7 for name in ("font.size", *STYLE) if name.endswith("size")}
+"""matplotlib settings for a figure of a publication, which is not scaled; sizes are in points."""

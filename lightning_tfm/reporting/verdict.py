@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from lightning_tfm.comparison import Group, compare, group_runs, is_readable
 from lightning_tfm.comparison.paired_tests import by_example, sign_test
+from lightning_tfm.comparison.publication import metric_name
 from lightning_tfm.comparison.results import format_p
 from lightning_tfm.comparison.tables import sentences, tables, verdicts
 from lightning_tfm.errors import UserError
@@ -21,7 +22,7 @@ def result(page: RunPage) -> str:
     split, _, name = headline[0].partition("/")
     number = len(by_example(page.run, split))
     tested = f" on {number:,} {split} examples" if number else f" on the {split} split"
-    return f"{_readable(name)} {format_value(headline[1])}{tested}"
+    return f"{metric_name(name)} {format_value(headline[1])}{tested}"
 
 
 def compare_pages(pages: Sequence[RunPage]) -> Json:
@@ -70,7 +71,7 @@ def _compare_single(pages: Sequence[RunPage]) -> str:
     if len(settings) < 2 or all(each == settings[0] for each in settings):
         return ""
     comparison = compare([Group(name, (page.run,)) for name, page in by_name.items()])
-    metric, lower = _readable(comparison.metric.partition("/")[2]), comparison.lower_is_better
+    metric, lower = metric_name(comparison.metric.partition("/")[2]), comparison.lower_is_better
     ranked = sorted(comparison.groups, key=lambda group: group.mean if lower else -group.mean)
     best, second = ranked[:2]
     *equal, last = (group.name for group in comparison.groups if group.mean == best.mean)
@@ -96,7 +97,3 @@ def _paired(best: RunPage, second: RunPage) -> str:
         f"only in {second.name} (sign test: {format_p(test.p)}). This compares two trained models; comparing their "
         "settings needs several seeds."
     )
-
-
-def _readable(metric: str) -> str:
-    return {"bleu": "BLEU"}.get(metric, metric.replace("_", " "))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import math
 import random
+import re
 import sys
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from scipy import stats
 
 from lightning_tfm.commands.compare import compare as compare_command
 from lightning_tfm.comparison import compare, find_groups
+from lightning_tfm.comparison.figure import draw_comparisons
 from lightning_tfm.comparison.paired_tests import TRIALS, compare_examples, randomization_test, sign_test
 from lightning_tfm.comparison.statistics import (
     LEVEL,
@@ -517,12 +521,14 @@ def test_formats(format, runs, capsys):
     assert (runs.parent / "out.txt").read_text() == printed
     assert "warm is better than plain (p = 0.031)." in printed
     if format == "json":
-        content = json.loads(printed)
+        (content,) = json.loads(printed)
         assert content["groups"][0]["values"] == {"1": 0.9, "2": 0.91, "3": 0.89, "4": 0.92, "5": 0.9, "6": 0.91}
         assert content["differences"][0]["p"] == 0.03125
-    else:
+    elif format == "table":
         assert "0.9383" in printed
         assert "+0.0333" in printed
+    else:
+        assert "93.83 ± 0.98" in printed.replace(r"$\pm$", "±")
 
 
 @pytest.mark.parametrize("format", ["table", "markdown", "latex", "json"])
@@ -538,7 +544,96 @@ def test_names_are_printed_literally(format, runs, monkeypatch, capsys):
 def test_latex_is_escaped(runs, capsys):
     assert compare_command(["50%_A&B#=runs/plain", "--format", "latex"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("%")]
-    assert any(line.startswith(r"50\%\_A\&B\# & 6 & 0.9050 &") for line in lines)
+    assert r"50\%\_A\&B\# & 90.50 $\pm$ 1.05 \\" in lines
+
+
+DISPLAYED = {"loss": 1, "exact_match": 100, "longer/exact_match": 100, "exact_match/loss": 100, "nll/accuracy": 1}
+
+
+@pytest.fixture
+def several_metrics(runs):
+    """Write runs of three settings with metrics of both directions; one group lacks one, and two groups share one."""
+    generator = random.Random(0)
+    for name in ("a_1", "b", "c"):
+        for seed in (1, 2, 3, 4):
+            metrics = {metric: generator.random() for metric in DISPLAYED if (name, metric) != ("b", "loss")}
+            write_run(runs / name / f"version_{seed}", seed, warmup_steps=name, **metrics)
+    return [f"runs/{name}" for name in ("a_1", "b", "c")]
+
+
+def printed_rows(format, text):
+    """Return the header, the rows and the bold cells of a table in LaTeX or Markdown, without markup."""
+    if format == "latex":
+        body = text.partition(r"\toprule")[2].partition(r"\bottomrule")[0].replace(r"\midrule", "")
+        rows = [line.removesuffix(r" \\").split(" & ") for line in body.split("\n") if line.strip()]
+        for mark, plain in ((r"$\pm$", "±"), (r"\_", "_"), (r"\textbf{", "**"), ("}", "**"), (r"\%", "%")):
+            rows = [[cell.replace(mark, plain) for cell in row] for row in rows]
+    else:
+        lines = [line[2:-2] for line in text.splitlines() if line.startswith("| ")]
+        rows = [line.split(" | ") for line in (lines[0], *lines[2:])]
+    bold = {(row[0], column) for row in rows for column, cell in enumerate(row) if cell.startswith("**")}
+    header, *rows = [[cell.strip("* ") for cell in row] for row in rows]
+    return header, rows, bold
+
+
+@pytest.mark.parametrize("format", ["latex", "markdown"])
+def test_table_of_several_metrics(format, several_metrics, capsys):
+    """Check each cell against the values of the seeds, and bold against the direction of each metric."""
+    metrics = [word for metric in DISPLAYED for word in ("--metric", metric)]
+    compare_command([*several_metrics, *metrics, "--format", "json"])
+    content = json.loads(capsys.readouterr().out)
+    compare_command([*several_metrics, *metrics, "--format", format])
+    text = capsys.readouterr().out
+    header, rows, bold = printed_rows(format, text)
+    assert [each["metric"] for each in content] == [f"test/{metric}" for metric in DISPLAYED]
+    assert [row[0] for row in rows] == ["a_1", "c", "b"], "groups are in the order in which they first have a metric"
+    for column, (metric, each) in enumerate(zip(DISPLAYED, content, strict=True), start=1):
+        factor, digits = DISPLAYED[metric], 2 if DISPLAYED[metric] == 100 else 4
+        values = {group["name"]: [factor * value for value in group["values"].values()] for group in each["groups"]}
+        expected = {name: f"{np.mean(v):.{digits}f} ± {np.std(v, ddof=1):.{digits}f}" for name, v in values.items()}
+        assert {row[0]: row[column] for row in rows} == {"b": "\N{EN DASH}"} | expected
+        best = (max if DIRECTIONS[metric] else min)(values, key=lambda name: np.mean(values[name]))
+        assert {name for name, place in bold if place == column} == {best}
+        assert ("(%)" in header[column]) == (factor == 100)
+    assert "Results on the test set: mean ± standard deviation over 4 seeds." in text.replace(r"$\pm$", "±")
+
+
+def test_csv_has_the_recorded_values(several_metrics, capsys):
+    compare_command([*several_metrics, "--metric", "loss", "--metric", "exact_match", "--format", "csv"])
+    out, err = capsys.readouterr()
+    rows = {row.pop("group"): row for row in csv.DictReader(out.splitlines())}
+    assert "Note: b has no test/loss, and is left out." in err
+    assert {rows["b"][f"test/loss {part}"] for part in ("mean", "standard deviation", "seeds")} == {""}
+    groups, notes = find_groups(several_metrics)
+    for group in compare(groups, "exact_match", notes).groups:
+        for part, value in (("mean", np.mean(group.values)), ("standard deviation", np.std(group.values, ddof=1))):
+            assert float(rows[group.name][f"test/exact_match {part}"]) == pytest.approx(value, rel=1e-6)
+        assert rows[group.name]["test/exact_match seeds"] == "4"
+
+
+def test_equal_means_and_different_numbers_of_seeds(runs, capsys):
+    for name, values in (("a", [0.5, 0.7]), ("b", [0.60001, 0.59999]), ("c", [0.1])):
+        write_runs(runs / name, values)
+    compare_command(["runs/a", "runs/b", "runs/c", "--format", "markdown"])
+    header, rows, bold = printed_rows("markdown", capsys.readouterr().out)
+    assert rows == [["a", "60.00 ± 14.14", "2"], ["b", "60.00 ± 0.00", "2"], ["c", "10.00", "1"]]
+    assert header[-1] == "seeds"
+    assert bold == {("a", 1), ("b", 1)}
+
+
+@pytest.mark.parametrize("format", ["table", "latex", "markdown", "json"])
+def test_signatures_are_printed(format, runs, capsys):
+    signature = "nrefs:1|tok:13a|version:2"
+    for name in ("a", "b"):
+        write_run(runs / name, 1, warmup_steps=name, bleu=30.0, exact_match=0.5)
+        summary = json.loads((runs / name / "summary.json").read_text())
+        summary |= {"signatures": {"bleu": signature}, "higher_is_better": {"bleu": True, "exact_match": True}}
+        (runs / name / "summary.json").write_text(json.dumps(summary))
+    compare_command(["runs/a", "runs/b", "--metric", "bleu", "--format", format])
+    shown = f"BLEU|{signature}".replace("|", r"\textbar{}" if format == "latex" else "|")
+    assert capsys.readouterr().out.count(shown) == 1
+    compare_command(["runs/a", "runs/b", "--metric", "exact_match", "--format", format])
+    assert "tok:13a" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
@@ -551,6 +646,27 @@ def test_figure(suffix, runs, capsys):
     with pytest.raises(UserError, match="--figure must be a new file"):
         compare_command(["runs/plain", "runs/warm", "--figure", f"out.{suffix}"])
     assert compare_command(["runs/plain", "runs/warm", "--figure", f"out.{suffix}", "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize(("columns", "inches"), [(1, 3.3), (2, 6.9)])
+def test_figure_for_a_publication(columns, inches, several_metrics, capsys):
+    """Check the width in points, that fonts are embedded as TrueType, and that no text leaves the figure."""
+    metrics = ["--metric", "loss", "--metric", "exact_match"]
+    style = ["--style", "paper", "--columns", str(columns), "--figure"]
+    assert compare_command([*several_metrics, *metrics, *style, "out.pdf"]) == 0
+    pdf = Path("out.pdf").read_bytes()
+    (box,) = re.findall(rb"/MediaBox \[ *0 0 ([\d.]+)", pdf)
+    assert float(box) == pytest.approx(72 * inches, abs=0.01)
+    assert b"/FontFile2" in pdf
+    assert b"/Type3" not in pdf
+    compare_command([*several_metrics, *metrics, *style, "out.svg"])
+    assert f'width="{72 * inches:g}pt"'.encode() in Path("out.svg").read_bytes()
+    groups, notes = find_groups(several_metrics)
+    figure = draw_comparisons([compare(groups, metric, notes) for metric in ("loss", "exact_match")], columns)
+    figure.draw_without_rendering()
+    box = figure.get_tightbbox()
+    assert 0 <= box.x0 < box.x1 <= inches
+    assert box.y0 >= 0
 
 
 @pytest.mark.parametrize(
@@ -567,6 +683,8 @@ def test_figure(suffix, runs, capsys):
         (["A=runs/plain,"], "GROUP must name runs, but 'A=runs/plain,' names none"),
         (["runs", "--output", "runs"], "--output must be a new file, but 'runs' exists"),
         (["runs", "--output", "no/x"], "--output must lie in a folder that exists, but 'no' does not"),
+        (["runs", "--columns", "2"], "--columns must be set for --style paper only, but is 2; add --style paper"),
+        (["runs", "--metric", "exact_match", "--metric", "bleu"], "but none has 'bleu'; they have test/exact_match"),
         (["runs", "--figure", "x.gif"], "--figure must end in .pdf or .png or .svg, but is 'x.gif'"),
     ],
 )
