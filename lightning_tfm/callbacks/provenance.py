@@ -71,6 +71,7 @@ class Provenance(Callback):
             "hardware": hardware(),
             "processes": trainer.world_size,
             "data_fingerprint": data.fingerprint,
+            "data_sizes": {split: len(examples) for split, examples in data.datasets.items()},
             "tokenizer_fingerprint": data.tokenizer.fingerprint,
             "scored_symbols": data.tokenizer.scored_symbols,
             "wandb": next((logger.run_id for logger in wandb_loggers(trainer)), None),

@@ -127,6 +127,7 @@ class Start(Format):
         hardware: the machine.
         processes: the number of processes.
         data_fingerprint: a hash of the texts of each split.
+        data_sizes: the number of examples of each split; missing in runs of earlier versions.
         tokenizer_fingerprint: a hash of the tokenizer.
         scored_symbols: the symbols that the symbol error rate counts, see `Tokenizer`.
         wandb: the id of the run in W&B; null without W&B.
@@ -143,6 +144,7 @@ class Start(Format):
     hardware: Hardware
     processes: int
     data_fingerprint: dict[str, str]
+    data_sizes: NotRequired[dict[str, int]]
     tokenizer_fingerprint: str
     scored_symbols: str
     wandb: str | None

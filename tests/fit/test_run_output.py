@@ -74,6 +74,8 @@ def test_a_run_records_its_provenance(run_folder):
     assert start["step"] == 0
     assert "fit --config" in start["command"]
     assert set(start["data_fingerprint"]) == {"train", "val", "test"}
+    assert start["data_sizes"]["test"] == len(Run(run_folder).predictions)
+    assert start["data_sizes"].keys() == start["data_fingerprint"].keys()
     assert start["versions"]["torch"] == torch.__version__
     assert {"python", "lightning", "babel", "faker"} <= set(start["versions"])
     assert start["hardware"]["cores"] >= start["hardware"]["threads"] >= 1

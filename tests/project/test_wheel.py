@@ -50,7 +50,9 @@ def site(tmp_path_factory):
 
 def test_files_of_wheel(site):
     files = [path for package in ("lightning_tfm", "datamodules") for path in (ROOT / package).rglob("*")]
-    files = [path.relative_to(ROOT) for path in files if path.suffix in (".css", ".html", ".js", ".py", ".typed")]
+    files = [
+        path.relative_to(ROOT) for path in files if path.suffix in (".bib", ".css", ".html", ".js", ".py", ".typed")
+    ]
     assert all((site / path).is_file() for path in files)
 
 

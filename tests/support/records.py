@@ -19,6 +19,7 @@ START = {
     "hardware": {"system": "Linux", "processor": "A", "cores": 2, "instruction_set": "AVX2", "threads": 1, "gpus": []},
     "processes": 1,
     "data_fingerprint": {"train": "x", "test": "y"},
+    "data_sizes": {"train": 20, "test": 10},
     "tokenizer_fingerprint": "x",
     "scored_symbols": "characters",
     "wandb": None,
