@@ -117,7 +117,7 @@ EXAMPLES = {
 }
 """Names of the examples of a task."""
 
-NOT_DESCRIBED = ("batch_size", "batch_tokens", "eval_batch_size", "num_workers", "seed", "tokenizer", "vocab_size")
+NOT_DESCRIBED = ("batch_size", "batch_tokens", "eval_batch_size", "num_workers", "seed", "tokenizer", "tokenizer_file")
 """Settings of data that are described elsewhere or do not change the results."""
 
 OPTIMIZERS = {
@@ -236,12 +236,13 @@ def _network(model: Mapping[str, Any], run: Run) -> str:
 
 def _phrase(network: str, name: str, value: object) -> str:
     """Return the phrase of a setting of a network; empty if it is off."""
-    if name in CHOICES:
+    is_known = network in NETWORKS  # the settings of other networks may have another meaning
+    if is_known and name in CHOICES:
         return CHOICES[name].get(value, "")
     if not value:
         return ""
-    template = SETTINGS.get(f"{network}.{name}") or SETTINGS.get(name)
-    if template is None:
+    template = SETTINGS.get(f"{network}.{name}", SETTINGS.get(name))
+    if template is None or not is_known:
         return f"{_code(name)} {_value(value)}"
     singular = template.replace("# layers", "# layer").replace("# attention heads", "# attention head")
     return (singular if value == 1 else template).replace("#", _value(value))
@@ -274,17 +275,20 @@ def _data(data: Mapping[str, Any], model: Mapping[str, Any], group: Group) -> li
     if sizes:
         splits = _joined(f"{number:,} ({escape_latex(split)})" for split, number in sizes.items())
         found.append(f"The splits had {splits} {EXAMPLES.get(_class(model)[0], 'examples')}.")
+    skipped = (*FILES, *NOT_DESCRIBED, *(["vocab_size"] if "tokenizer" in settings else []))
     others = [
         f"{_code(key)} {_value(value)}"
         for key, value in settings.items()
-        if key not in (*FILES, *NOT_DESCRIBED) and not (sizes and key.endswith("_size")) and value not in (None, "")
-        if value is not False and value != [] and (value != 0 or isinstance(value, float))
+        if value and key not in skipped and not (sizes and key.endswith("_size"))
     ]
     if others:
-        found.append(f"Settings of the data: {', '.join(others)}.")
-    if tokenizer := settings.get("tokenizer"):
-        most = f", at most {_value(settings['vocab_size'])} of them" if tokenizer != "character" else ""
-        found.append(f"Texts were tokenized {TOKENIZERS.get(tokenizer, f'by {_code(tokenizer)}')}{most}.")
+        found.append(f"Settings of the data: {'; '.join(others)}.")
+    tokenizer = str(settings.get("tokenizer"))
+    if file := settings.get("tokenizer_file"):
+        found.append(f"Texts were tokenized as defined by {_code(file)}.")
+    elif tokenizer in TOKENIZERS:
+        most = f", at most {_value(settings['vocab_size'])} of them" if settings.get("vocab_size") else ""
+        found.append(f"Texts were tokenized {TOKENIZERS[tokenizer]}{most}.")
     prints = [start["data_fingerprint"] for start in starts]
     if all(each == prints[0] for each in prints):
         listed = _joined(f"{_code(value)} ({escape_latex(split)})" for split, value in prints[0].items())
@@ -383,9 +387,10 @@ def _environment(
             f"The strategy was {_code(name)} with {_joined(f'{_code(k)} {_value(v)}' for k, v in settings.items())}."
         )
     names = {"python": "Python", **PACKAGES}
-    if "Date" in _class(data)[0]:
-        names |= {"faker": "Faker", "babel": "Babel"}
-    if data["init_args"].get("tokenizer") == "subword":
+    generated = _class(data)[0]
+    names |= {"faker": "Faker"} if generated == "Date" else {}
+    names |= {"babel": "Babel"} if generated in ("Date", "DateWorld") else {}
+    if data["init_args"].get("tokenizer") == "subword" or data["init_args"].get("tokenizer_file"):
         names |= {"tokenizers": "tokenizers"}
     if group.runs[0].summary.signatures:
         names |= {"sacrebleu": "sacrebleu"}

@@ -194,6 +194,17 @@ def test_what_a_run_was_is_described(configs, described):
     assert "GPU" not in described(config, summary, start)[0].replace("GPT", "")
 
 
+def test_own_classes_are_named_by_their_path(configs, described):
+    config = configs("shakespeare_gpt2")
+    assert "into characters" not in described(config)[0], "tokenizer_file replaces the tokenizer"
+    config["model"]["init_args"]["network"]["class_path"] = "mine.GPT"
+    config["data"] = {"class_path": "mine.Date", "init_args": {"tokenizer": {"a": 1}, "batch_size": 3}}
+    paragraph, _ = described(config, name="own")
+    assert r"We trained the network \texttt{mine.GPT} with \texttt{" in paragraph
+    assert r"The data were those of \texttt{mine.Date}." in paragraph
+    assert not re.search("decoder-only|GELU|tied|Faker|Babel|Texts were", paragraph)
+
+
 def test_invalid_runs(configs, tmp_path, command):
     assert "GROUP must name runs, but 'nowhere' names none" in command("methods", "nowhere", status=2).err
     records.write_run(tmp_path / "young", configs("date_gpt"))
