@@ -151,7 +151,7 @@ def test_the_page_in_a_cell(address, predictor):
         assert driver.execute_script("return pressed") == []  # which JupyterLab would read as commands
         driver.execute_script("endKernel()")
         element(field).send_keys("c")
-        wait(lambda: "the kernel of this widget has ended" in element("#cell").text.lower())
+        wait(lambda: "the kernel has stopped" in element("#cell").text.lower())
         driver.execute_script("removeWidget()")
         assert driver.execute_script("return countListeners()") == 0
         assert [line for line in driver.get_log("browser") if line["level"] == "SEVERE"] == []

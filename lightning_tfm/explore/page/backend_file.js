@@ -144,7 +144,7 @@ class FileModel {
     try {
       return this.encodeLine(normalizeLine(text));
     } catch (error) {
-      throw new Error(`a text must have an answer, but ${pythonRepr(text)} has none: ${error.message}`);
+      throw new Error(`no answer to ${pythonRepr(text)}: ${error.message}`);
     }
   }
 
@@ -275,7 +275,7 @@ class Seq2SeqModel extends FileModel {
     return this.result(text, note, source, output, steps, network.maps(weights, decoded, axes));
   }
 
-  beam({ text, beam_size: beamSize = 5, changes }) {
+  beam({ text, beam_size: beamSize, changes }) {
     const { ids } = this.encode(text);
     const network = this.network(changes);
     const { state } = network.encode(ids);
@@ -286,7 +286,7 @@ class Seq2SeqModel extends FileModel {
     };
   }
 
-  sample({ text, max_tokens: number = 100, ...sampling }) {
+  sample({ text, max_tokens: number, ...sampling }) {
     const { ids } = this.encode(text);
     const network = this.network();
     const { state } = network.encode(ids);
@@ -331,7 +331,7 @@ class LanguageModel extends FileModel {
     return this.result(text, note, symbols.slice(0, ids.length), output, steps, attention);
   }
 
-  sample({ text, max_tokens: number = 100, ...sampling }) {
+  sample({ text, max_tokens: number, ...sampling }) {
     const { ids } = this.encode(text);
     const steps = this.continued(this.network(), ids, number, this.choice(sampling));
     const tokens = steps.map(({ token }) => token);

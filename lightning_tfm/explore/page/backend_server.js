@@ -8,7 +8,7 @@ async function requestServer(token, path, question, signal) {
   const options = question === undefined ? { headers }
     : { headers, signal, method: "POST", body: JSON.stringify(question) };
   const response = await fetch(path, options).catch(() => {
-    throw new Error("The server has ended; run the command again.");
+    throw new Error("The server has stopped; run the command again.");
   });
   if (!response.headers.get("Content-Type")?.startsWith("application/json")) throw new Error(await response.text());
   const { result, error } = await response.json();

@@ -3,7 +3,7 @@
 import { html } from "./dom.js";
 import { start } from "./main.js";
 
-const DISCONNECTED = "the kernel of this widget has ended; run its cell again";
+const DISCONNECTED = "the kernel has stopped; run the cell again";
 
 /** Return a backend that asks by messages of a widget's model, and a function that disconnects it. */
 function widgetBackend(model) {

@@ -1,10 +1,10 @@
 // The beam as a tree.
 
-import { bar, html, number, percent, scrollable, svg, visible } from "./dom.js";
+import { numberField } from "./controls.js";
+import { bar, html, number, percent, svg, table, visible } from "./dom.js";
+import { boxedItems, clipped, liveFigure, liveLine, moveAmong, symbolWidth } from "./drawings.js";
 import { pythonLines } from "./pictures.js";
-import {
-  clipped, symbolWidth, asking, replyOf, drawColumns, numberField, moveAmong, liveLine, liveFigure,
-} from "./questions.js";
+import { questionPanel } from "./questions.js";
 import { textArguments, vocabularyField } from "./state.js";
 
 /** Maximum number of characters of a node. */
@@ -78,9 +78,8 @@ function edgeElement({ parent, x, y, log_probability: logProbability, status }, 
 
 /** Return the legend of the tree. */
 function treeLegend(y) {
-  const entries = [["open", "kept"], ["finished", "finished"], ["pruned", "pruned"], ["best", "best output"]];
   let left = 2;
-  return entries.map(([status, label]) => {
+  return Object.entries({ ...STATUS, best: "best output" }).map(([status, label]) => {
     const node = { x: left, y: y - 8, width: 24, height: 16, status };
     const isLine = status === "best" || status === "pruned";
     const sample = isLine ? svg("path", { class: `edge ${status}`, d: `M${left} ${y}h24`,
@@ -108,11 +107,8 @@ function treeDrawing(tree, best, prefix, key) {
 }
 
 /** Return the panel of the beam. */
-export function beamPanel({ backend, models, state }) {
-  const size = numberField(state, "beamSize", "Beam size", { min: 1, max: 20 });
-  const body = html("div", {});
-  const controls = html("div", { class: "controls" }, size.element);
-  const element = html("div", {}, controls, body, html("div", { class: "progress" }));
+export function beamPanel(context) {
+  const { models, state } = context;
   const cursors = new Map();
 
   /** Force a path, or nothing if it is forced. */
@@ -137,16 +133,18 @@ export function beamPanel({ backend, models, state }) {
   function treeFigure({ index, model }, { outputs }, values, tree) {
     const best = outputs.length > 0 ? pathTo(tree.placed.get(outputs[0].node)) : [];
     const drawing = treeDrawing(tree, best, state.get().prefix, `beam ${index}`);
-    const nodes = tree.steps.flat();
     const live = liveLine("Point at a node, or move with the arrow keys. Choose one to force its prefix.");
-    const indexOf = (node) => (node ? nodes.indexOf(node) : undefined);
-    const neighbor = (node, offset) => tree.steps[node.depth][tree.steps[node.depth].indexOf(node) + offset];
-    moveAmong(drawing, nodes, {
+    const nodeAt = ({ t, s }) => tree.steps[t][s];
+    const itemOf = (node) => node && { t: node.depth, s: tree.steps[node.depth].indexOf(node) };
+    moveAmong(drawing, boxedItems(tree.steps), {
       cursors,
-      moves: (i) => ({ ArrowLeft: indexOf(nodes[i].parent), ArrowRight: indexOf(nodes[i].children[0]),
-        ArrowUp: indexOf(neighbor(nodes[i], -1)), ArrowDown: indexOf(neighbor(nodes[i], 1)) }),
-      show: (i) => live.show(...(i === null ? [] : describeNode(nodes[i], outputs))),
-      choose: (i) => force(pathTo(nodes[i]), model),
+      moves: ({ t, s }) => {
+        const { parent, children: [child] } = nodeAt({ t, s });
+        return { ArrowLeft: itemOf(parent), ArrowRight: itemOf(child), ArrowUp: { t, s: s - 1 },
+          ArrowDown: { t, s: s + 1 }, Home: { t: 0, s: 0 }, End: { t: Infinity, s: Infinity } };
+      },
+      show: (item) => live.show(...(item === null ? [] : describeNode(nodeAt(item), outputs))),
+      choose: (item) => force(pathTo(nodeAt(item)), model),
     });
     return liveFigure(live, "Beam", drawing, pythonLines(model, "beam", values),
       "Widths of edges are the probabilities of the prefixes.");
@@ -163,22 +161,26 @@ export function beamPanel({ backend, models, state }) {
         html("td", { class: "number" }, number(score, 3)), html("td", { class: "number" }, number(logProbability)),
         html("td", { class: "with-bar" }, percent(Math.exp(logProbability)), bar(Math.exp(logProbability))));
     };
-    return scrollable("Outputs of the beam", html("table", { class: "outputs" },
-      html("thead", {}, html("tr", {}, ["", "Output", "Score", "Log probability", "Probability"].map((title) =>
-        (title === "" ? html("td", {}) : html("th", { scope: "col" }, title))))),
-      html("tbody", {}, outputs.map(row))));
+    return table("Outputs of the beam", "outputs", ["", "Output", "Score", "Log probability", "Probability"],
+      outputs.map(row));
   }
 
   /** Return a line that compares the best output with that of greedy decoding. */
   function comparison({ answer }, [best]) {
     if (!best || state.get().prefix.length > 0) return null;
-    return html("p", { class: "note" }, best.text === answer.output ? "Greedy decoding finds the first output, too."
+    return html("p", { class: "note" }, best.text === answer.output ? "Greedy decoding finds the same output."
       : `Greedy decoding finds ${answer.output || "(empty)"}, with a log probability of `
         + `${number(answer.log_probability)}; that of the first output is ${number(best.log_probability)}.`);
   }
 
-  function column(one) {
-    return replyOf(one, "beam", (result, values) => {
+  return questionPanel(context, {
+    id: "beam", title: "Beam", question: "beam",
+    fields: numberField(state, "beamSize", "Beam size", { min: 1, max: 20 }),
+    argumentsOf: ({ model }) => {
+      const values = { ...state.get(), prefix: [] }; // a beam has no forced steps
+      return { ...textArguments(model, values), beam_size: values.beamSize };
+    },
+    draw: (one, result, values) => {
       const tree = treeOf(result.nodes);
       return html("div", { class: tree.width > MAX_BESIDE ? "" : "beside" },
         treeFigure(one, result, values, tree),
@@ -186,22 +188,6 @@ export function beamPanel({ backend, models, state }) {
           html("h4", {}, "Outputs ",
             html("span", { class: "muted" }, "by log probability per token; choose one to force it")),
           outputTable(one, result.outputs, tree), comparison(one, result.outputs)));
-    });
-  }
-
-  const ask = asking(backend, element, ({ model, answer }) => {
-    const values = { ...state.get(), prefix: [] }; // a beam has no forced steps
-    return answer ? { beam: ["beam", { ...textArguments(model, values), beam_size: values.beamSize }] } : {};
-  }, (shown) => {
-    controls.hidden = !shown.some(({ model }) => model.questions.includes("beam"));
-    drawColumns(body, shown, column);
-  });
-
-  return {
-    id: "beam", title: "Beam", element,
-    update(shown) {
-      size.update(state.get());
-      return ask(shown);
     },
-  };
+  });
 }

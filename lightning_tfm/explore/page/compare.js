@@ -1,13 +1,12 @@
 // A second text: its answer beside the first, and states that are patched from it.
 
-import { asking, drawColumns, liveFigure, liveLine, moveAmong, replyOf } from "./questions.js";
-import { gridMoves, heatMap } from "./contributions.js";
-import { clear, debounced, errorLine, html, number, percent, visible } from "./dom.js";
+import { textForm } from "./controls.js";
+import { clear, errorLine, html, isShown, number, percent, visible } from "./dom.js";
+import { liveFigure, liveLine } from "./drawings.js";
+import { signedMap } from "./map.js";
 import { pythonLines } from "./pictures.js";
+import { asking, drawColumns, replyOf } from "./questions.js";
 import { changesFor, textArguments } from "./state.js";
-
-/** Milliseconds without a key before the second text is used. */
-const SECOND_PAUSE = 200;
 
 /** Size of the smallest cell, which one can touch. */
 const MIN_CELL = 20;
@@ -31,7 +30,7 @@ function differences(list, other) {
 
 /** Return symbols in a row, of which some are marked. */
 function markedRow(symbols, marked) {
-  return html("span", { class: "symbols marked" }, symbols.map((symbol, i) => html(marked.has(i) ? "mark" : "span",
+  return html("span", { class: "marked" }, symbols.map((symbol, i) => html(marked.has(i) ? "mark" : "span",
     { class: [...symbol].length > 1 ? "symbol word" : "symbol" }, visible(symbol))));
 }
 
@@ -41,21 +40,12 @@ function outputSymbols({ steps }) {
 }
 
 /** Return the panel of the second text. */
-export function comparePanel({ backend, models, state }) {
-  const isLong = models.some(({ task }) => task === "language_model");
-  const write = () => {
-    if (input.value !== state.get().against) state.set({ against: input.value, patched: [] });
-  };
-  const input = html(isLong ? "textarea" : "input", { ...(isLong ? { rows: 3 } : { type: "text" }), autocomplete: "off",
-    autocapitalize: "off", spellcheck: "false", "data-key": "against",
-    oninput: debounced(write, SECOND_PAUSE), onchange: write });
-  const copy = html("button", { type: "button", onclick: () => {
-    input.value = state.get().text;
-    state.set({ against: input.value, patched: [] });
-    input.focus();
-  } }, "Copy the text");
-  const form = html("form", { class: "question", onsubmit: (event) => event.preventDefault() },
-    html("label", { class: "field" }, "Second text", input), copy);
+export function comparePanel(context) {
+  const { backend, state } = context;
+  const form = textForm(context, "against", "Second text", html("button", { type: "button", onclick: () => {
+    state.set({ against: state.get().text });
+    form.querySelector("[data-key]").focus();
+  } }, "Copy the text"));
   const body = html("div", {});
   const element = html("div", {}, form, body, html("div", { class: "progress" }));
   const cursors = new Map();
@@ -108,27 +98,24 @@ export function comparePanel({ backend, models, state }) {
     const tops = positionLabels(layers[0], replies);
     const shares = layers.map((layer) => layer.values);
     const canPatch = model.changes.includes("patched");
-    const { drawing, items } = heatMap({
+    const live = liveLine(`Point at a cell, or move with the arrow keys.${canPatch
+      ? " Choose one to patch its state." : ""}`);
+    const drawing = signedMap({
       rows: layers.map(({ layer }) => layer), tops, values: shares, limit: 1, scale: ["−100%", "0", "100%"], width,
-      minSize: MIN_CELL,
+      minSize: MIN_CELL, cursors,
       title: side === "input" ? "position of the input" : "position of the output", key: `patch ${index} ${side}`,
       isMarked: (t, s) => isPatched(layers[t].layer, s),
       label: `Map of patches, ${layers.length} layers as rows and ${tops.length} positions as columns. Arrow keys move `
         + `between the cells${canPatch ? "; Enter patches, or undoes it" : ""}.`,
-    });
-    const live = liveLine(`Point at a cell, or move with the arrow keys.${canPatch
-      ? " Choose one to patch its state." : ""}`);
-    moveAmong(drawing, items, {
-      cursors, moves: gridMoves(tops.length, items.length),
-      show: (i) => {
-        if (i === null) return live.show();
-        const { t, s } = items[i];
+      show: (cell) => {
+        if (cell === null) return live.show();
+        const { t, s } = cell;
         const { layer } = layers[t];
         return live.show(html("b", { class: "mono" }, layer), ` at ${s + 1}, `, html("b", { class: "mono" },
           tops[s].map(visible).join(" → ")), `: ${number(100 * shares[t][s], 1)}% restored`,
           isPatched(layer, s) ? ", patched" : "");
       },
-      choose: (i) => canPatch && togglePatch(layers[items[i].t].layer, items[i].s),
+      choose: ({ t, s }) => canPatch && togglePatch(layers[t].layer, s),
     });
     return liveFigure(live, PATCH_TITLES[side], drawing, pythonLines(model, "patch", values),
       "Share of the log probability of the second output that each patch restores.");
@@ -190,9 +177,7 @@ export function comparePanel({ backend, models, state }) {
   return {
     id: "compare", title: "Second text", element,
     update(shown) {
-      const { against } = state.get();
-      if (!input.matches(":focus") && input.value !== against) input.value = against;
-      return ask(shown);
+      if (isShown(element)) ask(shown);
     },
   };
 }

@@ -42,7 +42,7 @@ export function topIds(values, number) {
 }
 
 /** Return the id of the greatest value. */
-export function argmaxId(values) {
+function argmaxId(values) {
   return values.reduce((best, value, id) => (value > values[best] ? id : best), 0);
 }
 

@@ -3,6 +3,9 @@
 /** Symbols that are shown as another character. */
 const VISIBLE = { " ": "␣", "\n": "↵", "\t": "⇥" };
 
+/** Milliseconds without a change of an input, or of the size of the page, before the change is used. */
+const PAUSE = 150;
+
 /** Share of the color in the background of the largest value; the text on it stays readable. */
 const MAX_HEAT = 45;
 
@@ -94,12 +97,12 @@ export function latest(question) {
   };
 }
 
-/** Return a function that calls `action` once it has not been called for `delay` milliseconds. */
-export function debounced(action, delay) {
+/** Return a function that calls `action` once it has not been called for a while. */
+export function debounced(action) {
   let timer = 0;
-  return (...values) => {
+  return () => {
     clearTimeout(timer);
-    timer = setTimeout(() => action(...values), delay);
+    timer = setTimeout(action, PAUSE);
   };
 }
 
@@ -112,6 +115,11 @@ export function percent(probability) {
 /** Return a number as text, with a minus sign instead of a hyphen. */
 export function number(value, digits = 2) {
   return value.toFixed(digits).replace(/^-(?=.*[1-9])/, "−").replace(/^-/, "");
+}
+
+/** Return a number with its sign, "+0.12" or "−0.12". */
+export function signed(value, digits = 2) {
+  return `${Number(value.toFixed(digits)) > 0 ? "+" : ""}${number(value, digits)}`;
 }
 
 /** Return the background color of a value from 0 to 1; text on it stays readable. */
@@ -143,8 +151,15 @@ export function errorLine(message) {
 }
 
 /** Return an element that scrolls to the sides, also by keyboard. */
-export function scrollable(label, ...children) {
+function scrollable(label, ...children) {
   return html("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": label }, ...children);
+}
+
+/** Return a table that scrolls to the sides; a column without a title has no heading. */
+export function table(label, name, titles, rows) {
+  const heading = (title) => (title === "" ? html("td") : html("th", { scope: "col" }, title));
+  return scrollable(label, html("table", { class: name }, html("thead", {}, html("tr", {}, titles.map(heading))),
+    html("tbody", {}, rows)));
 }
 
 /** Return the width of a drawing within an element, in pixels: at most that of a column of a paper. */

@@ -4,15 +4,14 @@ import { attentionPanel } from "./attention.js";
 import { beamPanel } from "./beam.js";
 import { comparePanel } from "./compare.js";
 import { contributionsPanel } from "./contributions.js";
-import { clear, debounced, errorLine, html, latest, rove } from "./dom.js";
+import { textForm } from "./controls.js";
+import { clear, debounced, errorLine, html, rove } from "./dom.js";
 import { neighborsPanel } from "./neighbors.js";
 import { partsPanel } from "./parts.js";
+import { asking } from "./questions.js";
 import { samplesPanel } from "./samples.js";
 import { State, textArguments } from "./state.js";
 import { stepsPanel } from "./steps.js";
-
-/** Milliseconds without a key before a text is sent. */
-const TYPING_PAUSE = 150;
 
 /** Panels in tabs, in their order. */
 const TABS = [attentionPanel, partsPanel, beamPanel, comparePanel, contributionsPanel, neighborsPanel, samplesPanel];
@@ -27,76 +26,32 @@ function shownIndices(models, values) {
 function modelsElement(models, state) {
   const about = (model) => [html("strong", {}, model.name), " ", html("span", { class: "muted" },
     `${model.network}, ${model.parameters.toLocaleString("en-US")} parameters`)];
-  if (models.length === 1) return { element: html("div", { class: "models" }, about(models[0])), update() {} };
+  if (models.length === 1) return html("div", { class: "models" }, about(models[0]));
   const boxes = models.map((_, index) => html("input", { type: "checkbox", onchange: () => {
     const checked = boxes.flatMap((box, i) => (box.checked ? [i] : []));
     state.set({ model: checked.length > 0 ? checked : [index] });
     boxes[index].checked ||= checked.length === 0;
   } }));
-  const element = html("fieldset", { class: "models" }, html("legend", { class: "visually-hidden" }, "Shown models"),
+  state.follow((values) => boxes.forEach((box, i) => { box.checked = shownIndices(models, values).includes(i); }));
+  return html("fieldset", { class: "models" }, html("legend", { class: "visually-hidden" }, "Shown models"),
     models.map((model, index) => html("label", { class: "check" }, boxes[index], html("span", {}, about(model)))));
-  const update = (values) => boxes.forEach((box, i) => { box.checked = shownIndices(models, values).includes(i); });
-  return { element, update };
 }
 
-/** Return the form of the text. */
-function textElement(models, state) {
-  const isLong = models.some(({ task }) => task === "language_model");
-  const attributes = { autocomplete: "off", autocapitalize: "off", spellcheck: "false", "data-key": "text" };
-  const input = isLong ? html("textarea", { ...attributes, rows: 2 }) : html("input", { ...attributes, type: "text" });
-  let written = "";
-  const write = debounced(() => {
-    written = input.value;
-    state.set({ text: written });
-  }, TYPING_PAUSE);
-  input.addEventListener("input", write);
-  const example = () => shownIndices(models, state.get()).map((index) => models[index].example).find(Boolean) ?? "";
-  const button = html("button", { type: "button", onclick: () => state.set({ text: example() }) }, "Example");
-  const element = html("form", { class: "question", onsubmit: (event) => event.preventDefault() },
-    html("label", { class: "field" }, "Text", input), button);
-  const update = ({ text }) => {
-    if (text !== written) input.value = text;
-    written = text;
-    button.hidden = example() === "";
-  };
-  return { element, update, example };
-}
-
-/** Return the tabs of panels. */
-function tabsElement(panels, state) {
+/** Return the tabs of panels, and the panels. */
+function tabsElements(panels, state) {
   const tabs = panels.map(({ id, title }) => html("button", { type: "button", role: "tab", "data-key": `tab ${id}`,
     onclick: () => state.set({ view: id }) }, title));
   const list = html("div", { class: "tabs", role: "tablist", "aria-label": "Questions" }, tabs);
   rove(list, (tab) => tab.click());
   const bodies = panels.map(({ id, title, element }) => html("section", { class: "panel", "data-panel": id,
     role: "tabpanel", "aria-label": title }, html("h2", { class: "visually-hidden" }, title), element));
-  const update = ({ view }) => panels.forEach(({ id }, i) => {
+  state.follow(({ view }) => panels.forEach(({ id }, i) => {
     const isSelected = id === (panels.some((panel) => panel.id === view) ? view : panels[0].id);
     tabs[i].setAttribute("aria-selected", String(isSelected));
     tabs[i].tabIndex = isSelected ? 0 : -1;
     bodies[i].hidden = !isSelected;
-  });
-  return { elements: [list, ...bodies], update };
-}
-
-/** Return a function that returns the shown models with their answers; unchanged questions are not asked again. */
-function asker({ backend, models, state }) {
-  const known = new Map(); // the last answer of each model, and its question
-  async function answerOf(index, signal) {
-    const model = models[index];
-    const values = textArguments(model, state.get());
-    if (values.text === "") return { index, model, answer: null, error: null };
-    const question = JSON.stringify(values);
-    try {
-      if (known.get(index)?.question !== question) {
-        known.set(index, { question, answer: await backend.ask(index, "answer", values, signal) });
-      }
-      return { index, model, answer: known.get(index).answer, error: null };
-    } catch (error) {
-      return { index, model, answer: null, error: error.message };
-    }
-  }
-  return latest((signal) => Promise.all(shownIndices(models, state.get()).map((index) => answerOf(index, signal))));
+  }));
+  return [list, ...bodies];
 }
 
 /** Return the element that scrolls an element: that of the document, or that of a notebook. */
@@ -110,51 +65,56 @@ function scrollerOf(element) {
 
 /** Build the page in an element; return a function that removes its observers. */
 function build(page, context) {
-  const { models, state } = context;
-  const header = modelsElement(models, state);
-  const text = textElement(models, state);
+  const { backend, models, state } = context;
+  const shownModels = () => shownIndices(models, state.get()).map((index) => ({ index, model: models[index] }));
+  const example = () => shownModels().map(({ model }) => model.example).find(Boolean) ?? "";
+  const exampleButton = html("button", { type: "button", onclick: () => state.set({ text: example() }) }, "Example");
   const answer = stepsPanel(context);
   const panels = TABS.map((panel) => panel(context));
-  const tabs = tabsElement(panels, state);
+  const tabs = tabsElements(panels, state);
   const content = html("div", {},
-    text.element,
+    textForm(context, "text", "Text", exampleButton),
     html("section", { class: "panel answer", "aria-label": answer.title }, html("h2", { class: "visually-hidden" },
       answer.title), answer.element),
     html("div", { class: "progress" }),
-    tabs.elements);
-  clear(page, html("header", {}, html("h1", {}, "lightning-tfm explore"), header.element), content);
-  const ask = asker(context);
-  let shown = shownIndices(models, state.get()).map((index) => ({ index, model: models[index], answer: null }));
+    tabs);
+  clear(page, html("header", {}, html("h1", {}, "lightning-tfm explore"), modelsElement(models, state)), content);
+  let shown = shownModels();
 
   /** Draw the answer and the panels, which stay at their place on the screen if one of them has the focus. */
   function draw() {
-    const [list] = tabs.elements;
     const focused = page.getRootNode().activeElement;
-    const isBelow = tabs.elements.some((element) => element.contains(focused));
-    const { top } = list.getBoundingClientRect();
+    const isBelow = tabs.some((element) => element.contains(focused));
+    const { top } = tabs[0].getBoundingClientRect();
     answer.update(shown);
-    if (isBelow) scrollerOf(page).scrollBy(0, list.getBoundingClientRect().top - top);
+    if (isBelow) scrollerOf(page).scrollBy(0, tabs[0].getBoundingClientRect().top - top);
     for (const panel of panels) panel.update(shown);
   }
 
-  async function update() {
-    for (const part of [header, text, tabs]) part.update(state.get());
-    content.setAttribute("aria-busy", "true");
-    shown = await ask();
-    content.removeAttribute("aria-busy");
-    draw();
+  function questionsOf({ model }) {
+    const values = textArguments(model, state.get());
+    return values.text === "" ? {} : { answer: ["answer", values] };
   }
+
+  const ask = asking(backend, content, questionsOf, (replied) => {
+    shown = replied.map(({ replies, ...one }) => (
+      { ...one, answer: replies.answer?.result ?? null, error: replies.answer?.error ?? null }
+    ));
+    draw();
+  }, 2 * models.length);
 
   let width = page.clientWidth;
   const resized = debounced(() => {
     if (page.clientWidth !== width) draw();
     width = page.clientWidth;
-  }, TYPING_PAUSE);
+  });
   const observer = new ResizeObserver(resized);
   observer.observe(page);
-  state.subscribe(update);
-  if (state.get().text === "" && text.example() !== "") state.set({ text: text.example() });
-  else update();
+  if (state.get().text === "") state.set({ text: example() });
+  state.follow(() => {
+    exampleButton.hidden = example() === "";
+    ask(shownModels());
+  });
   return () => observer.disconnect();
 }
 

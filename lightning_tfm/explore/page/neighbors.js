@@ -1,58 +1,49 @@
 // The nearest training examples, and the test example with the largest loss.
 
-import { asking, clipped, drawColumns, replyOf, unchangedNote } from "./questions.js";
-import { isCharacters } from "./contributions.js";
-import { bar, clear, html, number, rove, scrollable, visible } from "./dom.js";
+import { choiceField } from "./controls.js";
+import { bar, clear, html, number, rove, table, visible } from "./dom.js";
+import { clipped } from "./drawings.js";
 import { actions, pythonLines } from "./pictures.js";
+import { canAsk, drawColumns, questionPanel, replyOf, unchangedNote } from "./questions.js";
 import { textArguments } from "./state.js";
 
-/** Number of symbols that are shown before and after the marked one of a long text. */
+/** Number of characters that are shown before and after the mark of a long text. */
 const CONTEXT = 24;
 
 /** Names of the features that are compared. */
 const FEATURES = { source: "the source", decoder: "the state of the decoder at a step" };
 
-/** Return a text with a marked symbol, or a part of it if it is long. */
-function markedText(symbols, position, separator = "") {
-  if (position === null || position >= symbols.length) return symbols.join(separator);
-  const from = symbols.length > 4 * CONTEXT ? Math.max(0, position - CONTEXT) : 0;
-  const to = symbols.length > 4 * CONTEXT ? position + CONTEXT : symbols.length;
-  return [from > 0 ? "…" : "", symbols.slice(from, position).map((symbol) => symbol + separator),
-    html("mark", {}, visible(symbols[position])), symbols.slice(position + 1, to).map((symbol) => separator + symbol),
-    to < symbols.length ? "…" : ""];
-}
-
-/** Return a target with a marked symbol if its symbols are characters or words, as in the answer. */
-function markedTarget(target, position, { output, steps }) {
-  const symbols = steps.map(({ symbol }) => symbol).filter((symbol) => symbol !== "EOS");
-  const isWords = symbols.join(" ") === output;
-  if (position === null || !(isWords || isCharacters(symbols))) return target;
-  const parts = isWords ? target.split(" ") : [...target];
-  return markedText(parts.length === position ? [...parts, "EOS"] : parts, position, isWords ? " " : "");
+/** Return a text with a mark [start, end], which is on EOS if empty; of a long text, only the part around the mark. */
+function markedText(text, mark) {
+  if (mark === null) return text;
+  const [start, end] = mark;
+  const characters = [...text]; // code points, as those of Python
+  const slice = (from, to) => characters.slice(from, to).join("");
+  const isLong = characters.length > 4 * CONTEXT;
+  const from = isLong ? Math.max(0, start - CONTEXT) : 0;
+  const to = isLong ? end + CONTEXT : characters.length;
+  const marked = slice(start, end);
+  return [from > 0 ? "…" : "", slice(from, start), marked === "" ? " " : "",
+    html("mark", {}, marked.trim() === "" ? visible(marked) || "EOS" : marked), slice(end, to),
+    to < characters.length ? "…" : ""];
 }
 
 /** Return the panel of the nearest examples. */
-export function neighborsPanel({ backend, state }) {
-  const select = html("select", { "data-key": "by", onchange: () => state.set({ by: select.value }) },
-    Object.entries(FEATURES).map(([by, name]) => html("option", { value: by }, name)));
+export function neighborsPanel(context) {
+  const { state } = context;
   const steps = html("div", {});
-  const controls = html("div", {},
-    html("div", { class: "controls" }, html("label", { class: "field" }, "Nearest by", select)), steps);
-  const body = html("div", {});
   const worstButton = html("button", { type: "button", "aria-expanded": false, onclick: () => {
     isWorstShown = !isWorstShown;
     worstButton.setAttribute("aria-expanded", String(isWorstShown));
     panel.update(shownNow);
   } }, "Largest loss in the test set");
   const worst = html("div", {});
-  const element = html("div", {}, controls, body, html("div", { class: "worst" }, worstButton, worst),
-    html("div", { class: "progress" }));
   let isWorstShown = false;
   let shownNow = [];
 
-  function useButton(key, source, label) {
+  function useButton(key, source) {
     return html("button", { type: "button", "data-key": key, "aria-label": `Use the source ${clipped(source, 60)}`,
-      onclick: () => state.set({ text: source }) }, label);
+      onclick: () => state.set({ text: source }) }, "Use this source");
   }
 
   function stepOf(answer) {
@@ -69,39 +60,15 @@ export function neighborsPanel({ backend, state }) {
     return group;
   }
 
-  /** Return the texts of an example; that of characters without a target has the next character marked. */
-  function exampleTexts({ source, target, position }, answer) {
-    if (target !== "") return { source, target: markedTarget(target, position, answer) };
-    const next = position === null || !isCharacters(answer.source) ? null : position + 1;
-    return { source: markedText([...source], next), target: null };
-  }
-
-  function exampleTable({ index, answer }, examples) {
+  function exampleTable({ index }, examples) {
     const hasTarget = examples.some(({ target }) => target !== "");
-    const titles = ["", ...(hasTarget ? ["Source", "Target"] : ["Text"]), "Similarity", ""];
-    const row = (example, i) => {
-      const texts = exampleTexts(example, answer);
-      return html("tr", {}, html("th", { scope: "row" }, i + 1),
-        html("td", { class: "mono" }, texts.source),
-        hasTarget ? html("td", { class: "mono" }, texts.target) : null,
-        html("td", { class: "with-bar" }, number(example.similarity, 3), bar(example.similarity)),
-        html("td", {}, useButton(`use ${index} ${i}`, example.source, "Use this source")));
-    };
-    return scrollable("Nearest training examples",
-      html("table", { class: "examples" },
-        html("thead", {}, html("tr", {}, titles.map((title) =>
-          (title === "" ? html("td", {}) : html("th", { scope: "col" }, title))))),
-        html("tbody", {}, examples.map(row))));
-  }
-
-  function column(one) {
-    return replyOf(one, "neighbors", ({ examples }, values) => [
-      unchangedNote(one.model, state.get()),
-      exampleTable(one, examples),
-      html("p", { class: "note" }, `The similarity is the cosine of the angle between ${values.by === "source"
-        ? "the mean states of the sources" : "the inputs of the output layer, which predict the marked symbol"}.`),
-      actions(pythonLines(one.model, "neighbors", values)),
-    ]);
+    const row = ({ source, target, similarity, mark }, i) => html("tr", {}, html("th", { scope: "row" }, i + 1),
+      html("td", { class: "mono" }, target === "" ? markedText(source, mark) : source),
+      hasTarget ? html("td", { class: "mono" }, target === "" ? "" : markedText(target, mark)) : null,
+      html("td", { class: "with-bar" }, number(similarity, 3), bar(similarity)),
+      html("td", {}, useButton(`use ${index} ${i}`, source)));
+    return table("Nearest training examples", "examples",
+      ["", ...(hasTarget ? ["Source", "Target"] : ["Text"]), "Similarity", ""], examples.map(row));
   }
 
   function worstColumn(one) {
@@ -111,39 +78,42 @@ export function neighborsPanel({ backend, state }) {
         target === "" ? null : [html("dt", {}, "Target"), html("dd", { class: "mono" }, target),
           html("dt", {}, "Prediction"), html("dd", { class: "mono" }, prediction || "(empty)")],
         html("dt", {}, "Loss"),
-        html("dd", {}, `${nll.toPrecision(3)} nats, the largest of ${examples} drawn examples`)),
-      html("div", { class: "row" }, useButton(`use worst ${one.index}`, source, "Use this source")),
+        html("dd", {}, `${nll.toPrecision(3)} nats, the largest of ${examples} randomly drawn test examples`)),
+      html("div", { class: "row" }, useButton(`use worst ${one.index}`, source)),
       actions(pythonLines(one.model, "worst", {})),
     ]);
   }
 
-  const ask = asking(backend, element, ({ model, answer }) => {
-    const { by } = state.get();
-    const { text, prefix = [] } = textArguments(model, state.get());
-    const nearest = { text, by, ...(by === "decoder" ? { step: answer ? stepOf(answer) : 0, prefix } : {}) };
-    return {
-      ...(answer ? { neighbors: ["neighbors", nearest] } : {}),
-      ...(isWorstShown ? { worst: ["worst", {}] } : {}),
-    };
-  }, (shown) => {
-    const can = (question) => shown.some(({ model }) => model.questions.includes(question));
-    controls.hidden = !can("neighbors");
-    worstButton.hidden = !can("worst");
-    drawColumns(body, shown, column);
-    if (isWorstShown) drawColumns(worst, shown, worstColumn);
-    else worst.replaceChildren();
-  });
-
-  const panel = {
-    id: "neighbors", title: "Neighbors", element,
+  const panel = questionPanel(context, {
+    id: "neighbors", title: "Neighbors", question: "neighbors",
+    fields: [choiceField(state, "by", "Nearest by", FEATURES)], notes: steps,
+    argumentsOf: ({ model, answer }) => {
+      const { by } = state.get();
+      const { text, prefix = [] } = textArguments(model, state.get());
+      return { text, by, ...(by === "decoder" ? { step: stepOf(answer), prefix } : {}) };
+    },
+    draw: (one, { examples, searched }, values) => [
+      unchangedNote(one.model, state.get()),
+      exampleTable(one, examples),
+      html("p", { class: "note" }, `The nearest of ${searched} randomly drawn training examples. The similarity is the `
+        + `cosine of the angle between ${values.by === "source" ? "the mean states of the sources"
+          : "the inputs of the output layer, which predict the marked symbol"}.`),
+      actions(pythonLines(one.model, "neighbors", values)),
+    ],
     update(shown) {
       shownNow = shown;
-      const { by } = state.get();
-      select.value = by;
       const answered = shown.find(({ answer }) => answer);
-      clear(steps, by === "decoder" && answered ? stepButtons(answered.answer) : null);
-      return ask(shown);
+      clear(steps, state.get().by === "decoder" && answered ? stepButtons(answered.answer) : null);
     },
-  };
+    more: {
+      element: html("div", { class: "worst" }, worstButton, worst),
+      questionsOf: () => (isWorstShown ? { worst: ["worst", {}] } : {}),
+      draw(shown) {
+        worstButton.hidden = !canAsk(shown, "worst");
+        if (isWorstShown) drawColumns(worst, shown, worstColumn);
+        else worst.replaceChildren();
+      },
+    },
+  });
   return panel;
 }

@@ -9,7 +9,7 @@ import {
  * Sums have double precision. Two rows of x are multiplied at a time, so that each element of y is read once for both,
  * and four rows of y, so that sums are read and written less often.
  */
-export function multiplyMatrices(out, outStart, x, xStart, y, yStart, rows, inner, columns) {
+function multiplyMatrices(out, outStart, x, xStart, y, yStart, rows, inner, columns) {
   const sums = new Float64Array(2 * columns);
   for (let row = 0; row < rows; row += 2) {
     const at = outStart + row * columns;

@@ -1,18 +1,18 @@
 // Heads and layers: switches, with the effects of ablations where they are known.
 
-import { bar, clear, columns, html, number } from "./dom.js";
+import { bar, clear, columns, html, number, signed } from "./dom.js";
 
 /** Switchable kinds of components, and the kinds of changes that switch them. */
 const SWITCHES = { attention: "off_heads", feed_forward: "off_components", layer: "off_components" };
 
 /** Return the recorded increase of the loss without a part of a model, or null. */
-export function lossIncrease(model, part) {
+function lossIncrease(model, part) {
   return [...model.heads, ...model.parts].find(({ name }) => name === part)?.loss_increase ?? null;
 }
 
 /** Return a change as text, with its sign; nothing for null. */
 export function increaseText(value) {
-  return value === null ? "" : `${value >= 0.005 ? "+" : ""}${number(value)}`;
+  return value === null ? "" : signed(value);
 }
 
 /** Return the text of the recorded effects of the ablation of a part, or null. */
@@ -27,7 +27,7 @@ export function effects(record) {
 }
 
 /** Return the panel of the switches of heads, feed-forward networks and layers. */
-export function partsPanel({ state }) {
+export function partsPanel({ backend, state }) {
   const element = html("div", {});
 
   function toggle(model, index, part, label) {
@@ -78,8 +78,9 @@ export function partsPanel({ state }) {
     const groups = [...new Set(components.map(layerOf))].map((layer) =>
       group(model, index, layer, components.filter((component) => layerOf(component) === layer)));
     const isMeasured = model.heads.length + model.parts.length > 0;
-    const effect = isMeasured ? "The bars are the increase of the loss without the part, in nats per token."
+    const hint = backend.kind === "file" ? ""
       : "Run lightning-tfm inspect CKPT to measure the increase of the loss without each part.";
+    const effect = isMeasured ? "The bars are the increase of the loss without the part, in nats per token." : hint;
     const limit = model.changes.includes("off_components") ? "" : " Only heads can be switched off here.";
     return [html("p", { class: "note" }, `Click a part to switch it off or on.${limit} ${effect}`),
       html("div", { class: "parts" }, groups)];

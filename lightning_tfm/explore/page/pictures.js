@@ -28,7 +28,7 @@ function plainColor(color) {
 }
 
 /** Return a drawing as the text of an SVG file, on white, in the light colors. */
-export function svgText(drawing) {
+function svgText(drawing) {
   const copy = drawing.cloneNode(true);
   copy.querySelectorAll(".cursor").forEach((element) => element.remove());
   const host = html("div", { class: "offscreen", "data-theme": "light" }, copy);
@@ -54,7 +54,7 @@ export function svgText(drawing) {
 }
 
 /** Return a drawing as a PNG file. */
-export async function pngBlob(drawing) {
+async function pngBlob(drawing) {
   const image = new Image();
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svgText(drawing))}`;
   await image.decode();
@@ -78,10 +78,14 @@ function pythonValue(value) {
   return JSON.stringify(value);
 }
 
+/** Return values as keyword arguments in Python, without null and empty lists. */
+function keywordArguments(values) {
+  return Object.entries(values).filter(([, value]) => value !== null && value.length !== 0)
+    .map(([name, value]) => `${name}=${pythonValue(value)}`);
+}
+
 function pythonCall(name, values) {
-  const isGiven = (value) => value !== null && !(Array.isArray(value) && value.length === 0);
-  const given = Object.entries(values).filter(([, value]) => isGiven(value));
-  return `${name}(${given.map(([key, value]) => `${key}=${pythonValue(value)}`).join(", ")})`;
+  return `${name}(${keywordArguments(values).join(", ")})`;
 }
 
 /**
@@ -96,11 +100,8 @@ export function pythonLines(model, question, values, item = "") {
   const { off = [], drawn = [], patched = [] } = changes;
   const isChanged = off.length + drawn.length + patched.length > 0;
   const names = ["Explorer", isChanged && "Changes", drawn.length > 0 && "Drawn", patched.length > 0 && "Patched"];
-  const options = Object.entries(others)
-    .filter(([, value]) => value !== null && !(Array.isArray(value) && value.length === 0))
-    .map(([name, value]) => `${name}=${pythonValue(value)}`);
   const first = text === undefined ? [] : [pythonValue(text)];
-  const given = [...first, ...options, ...(isChanged ? ["changes=changes"] : [])];
+  const given = [...first, ...keywordArguments(others), ...(isChanged ? ["changes=changes"] : [])];
   const lists = [
     off.length > 0 && `    off=${pythonValue(off)},`,
     drawn.length > 0 && `    drawn=[${drawn.map((one) => pythonCall("Drawn", one)).join(", ")}],`,

@@ -142,8 +142,9 @@ export class State {
   /** Change fields; another text clears the changes that belong to the text before. */
   set(changes) {
     const before = this.#values;
-    const isNewText = "text" in changes && changes.text !== before.text;
-    const cleared = isNewText ? { prefix: [], drawn: [], patched: [], step: 0 } : {};
+    const isNew = (name) => name in changes && changes[name] !== before[name];
+    const cleared = isNew("text") ? { prefix: [], drawn: [], patched: [], step: 0 }
+      : isNew("against") ? { patched: [] } : {};
     this.#values = { ...before, ...cleared, ...changes };
     if (this.#values.prefix.length === 0) this.#values.vocabulary = null;
     if (isEqual(before, this.#values)) return;
@@ -151,10 +152,10 @@ export class State {
     this.#notify();
   }
 
-  /** Call a function with the values after each change; return a function that unsubscribes it. */
-  subscribe(listener) {
+  /** Call a function with the values, now and after each change. */
+  follow(listener) {
     this.#listeners.add(listener);
-    return () => this.#listeners.delete(listener);
+    listener(this.#values);
   }
 
   /** Stop following the address. */
@@ -185,7 +186,7 @@ export class State {
 }
 
 /** Return whether a model has a part: a component, or a head of one ("decoder.0.cross_attention.1"). */
-export function hasPart(model, part) {
+function hasPart(model, part) {
   return model.components.some(({ name, kind, heads }) => name === part || (kind === "attention"
     && part.startsWith(`${name}.`) && wholeNumber(part.slice(name.length + 1)) < heads));
 }

@@ -8,7 +8,7 @@ import { changesFor, textArguments, vocabularyField } from "./state.js";
 const UNSURE = 0.5;
 
 /** Surprise, in bits, of the strongest background. */
-const MAX_SURPRISE = 8;
+export const MAX_SURPRISE = 8;
 
 /** Symbols that are written as a word. */
 export const SPECIAL = ["EOS", "BOS", "PAD", "UNK"];

@@ -9,7 +9,7 @@
  *
  * int64 is held in doubles, which are exact up to 2^53: hashes of ids exceed 32 bits. bool is 0 or 1.
  */
-export const TENSOR_ARRAYS = {
+const TENSOR_ARRAYS = {
   float32: Float32Array,
   float64: Float64Array,
   int32: Int32Array,
