@@ -128,7 +128,7 @@ def read_pairs(names: list[str], table: TableReader, split: str) -> Iterator[lis
     """
     if len(names) not in (1, 2):
         raise UserError(f"{split} must be two files or a TSV, but is {len(names)} files: {', '.join(names) or 'none'}")
-    paths = [resolve_path(name, FILES) for name in names]
+    paths = [resolve_path(name, FILES, split) for name in names]
     if len(paths) == 1:
         yield from table.read(paths[0])
         return

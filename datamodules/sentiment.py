@@ -185,7 +185,7 @@ def read_labeled(names: list[str] | str, table: TableReader, split: str) -> dict
         raise UserError(f"{split} must name data, but is empty; try [FILE]")
     if len(names) == 1 and (folder := expand_path(names[0])).is_dir():
         return by_split(_of_folder(folder, table.encoding), str(folder), split)
-    paths = [resolve_path(name, FILES) for name in names]
+    paths = [resolve_path(name, FILES, split) for name in names]
     if len(paths) == 1 and paths[0].name.lower().endswith((".tar.gz", ".tgz", ".tar")):
         return by_split(_of_archive(paths[0], table.encoding), names[0], split)
     if len(paths) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from lightning_tfm.data import PairDataModule, Pairs, TableReader, resolve_path
@@ -15,14 +16,20 @@ class Tsv(PairDataModule):
     single unknown symbol.
 
     Args:
-        train, val: tables of tab-separated columns, or .csv files; plain or .gz.
-        test: test data, as for train; by default, the model is tested on the validation split, whose metrics are named
+        train: training table of tab-separated columns, or a .csv file; plain or .gz.
+        val: validation table, as for train.
+        test: test table, as for train; by default, the model is tested on the validation split, whose metrics are named
             "val".
-        source, target: columns, by number from 1, or by name in the first line; by default, those whose names in the
-            first line say so, such as lemma and form, or else the first columns.
+        source: column of the sources, by number from 1, or by name in the first line; by default, the one whose name
+            in the first line says so, such as lemma, or else the first one.
+        target: column of the targets, as for source; by default, the one whose name says so, such as form, or else the
+            next one.
         features: column of features of the source, such as an inflection; they become symbols in brackets.
-            In the input of a trained model, they follow the source and a tab.
-        source_separator, target_separator: separator of symbols; empty if symbols are characters.
+            In the input of a trained model, they follow the source and a tab. By default, there are none.
+        category: column of the category of a pair, such as its language; the test logs the exact match and the loss of
+            each category. By default, there is none.
+        source_separator: separator of the symbols of a source; empty if they are characters.
+        target_separator: separator of the symbols of a target; empty if they are characters.
         feature_separator: separator of features.
         encoding: encoding of the files, by Python's name.
         vocab_size: maximum size of the vocabulary, which keeps the most frequent symbols of the training split.
@@ -39,6 +46,7 @@ class Tsv(PairDataModule):
         source: int | str | None = None,
         target: int | str | None = None,
         features: int | str | None = None,
+        category: int | str | None = None,
         source_separator: str = "",
         target_separator: str = "",
         feature_separator: str = ";",
@@ -48,12 +56,16 @@ class Tsv(PairDataModule):
         **settings: Any,
     ) -> None:
         names = {"train": train, "val": val} | ({"test": test} if test else {})
-        columns = {"source": source, "target": target} | ({} if features is None else {"features": features})
+        optional = {"features": features, "category": category}
+        columns = {"source": source, "target": target} | {name: c for name, c in optional.items() if c is not None}
         table = TableReader(columns, encoding, header)
-        tables = {split: table.read(resolve_path(name, {})) for split, name in names.items()}
+        tables = {split: table.read(resolve_path(name, {}, split)) for split, name in names.items()}
         separators = source_separator, target_separator, None if features is None else feature_separator
         splitter = SymbolTokenizer((), *separators)
-        self.splits = {split: Pairs(_sides(splitter, *texts) for texts in parts) for split, parts in tables.items()}
+        self.splits = {
+            split: Pairs(_sides(splitter, dict(zip(columns, texts, strict=True))) for texts in parts)
+            for split, parts in tables.items()
+        }
         pairs = self.splits["train"]
         counts = splitter.count(pairs.sources, are_targets=False) + splitter.count(pairs.targets, are_targets=True)
         super().__init__(SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)], *separators), **settings)
@@ -63,12 +75,11 @@ class Tsv(PairDataModule):
         return self.splits[split]
 
 
-def _sides(
-    splitter: SymbolTokenizer, sources: list[str], targets: list[str], *features: list[str]
-) -> tuple[list[str], list[str]]:
-    """Return the sources, with their features after a tab, and the targets."""
-    if features:
-        sources = [*map("\t".join, zip(sources, *features, strict=True))]
+def _sides(splitter: SymbolTokenizer, columns: Mapping[str, list[str]]) -> list[list[str]]:
+    """Return the sources, with their features after a tab, the targets and, if there are any, the categories."""
+    sources, targets = columns["source"], columns["target"]
+    if "features" in columns:
+        sources = [*map("\t".join, zip(sources, columns["features"], strict=True))]
     if splitter.target_separator:  # decoded targets have single separators, so references must, too
         targets = [splitter.target_separator.join(splitter.split_target(target)) for target in targets]
-    return sources, targets
+    return [sources, targets, *([columns["category"]] if "category" in columns else [])]

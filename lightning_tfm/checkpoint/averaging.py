@@ -11,7 +11,7 @@ from lightning_tfm.errors import UserError
 
 KEPT = (
     *("format_version", "pytorch-lightning_version", "epoch", "global_step", "loops", "experiment"),
-    *("hyper_parameters", "hparams_name", "longest_source", "alignment_head"),
+    *("hyper_parameters", "hparams_name", "longest_source", "shortest_source", "alignment_head"),
 )
 """Entries that an average copies from the first checkpoint."""
 

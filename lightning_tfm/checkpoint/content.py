@@ -26,7 +26,7 @@ TYPES: dict[str, type | UnionType] = {
     **dict.fromkeys(("lr_schedulers", "optimizer_states"), list),
     **dict.fromkeys(("global_step", "skipped_steps"), int),
     "alignment_head": tuple | None,
-    "longest_source": int | None,
+    **dict.fromkeys(("longest_source", "shortest_source"), int | None),
 }
 """Types of the entries of a checkpoint."""
 

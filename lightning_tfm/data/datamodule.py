@@ -89,6 +89,11 @@ class TaskDataModule(LightningDataModule, ABC):
         """Return the number of tokens of the longest training source; None if sources have no length of their own."""
         return None
 
+    @property
+    def shortest_source(self) -> int | None:
+        """Return the number of tokens of the shortest training source; None if sources have no length of their own."""
+        return None
+
     def _report_overlaps(self) -> None:
         normalize = self.tokenizer.normalize
         others = {split: [*map(normalize, self.sources(split))] for split in self.datasets if split != "train"}
@@ -97,6 +102,9 @@ class TaskDataModule(LightningDataModule, ABC):
         for split, sources in others.items():
             if number := sum(source in repeated for source in sources):
                 rank_zero_print(f"{number:,} of {len(sources):,} {self.source_noun} of {split} also occur in train")
+
+    def _report_unknown(self) -> None:
+        """Print how many symbols of the validation and test data are not in the vocabulary, if the data count them."""
 
     def check_micro_batches(self, num_micro_batches: int) -> None:
         """Raise UserError if a training batch has fewer rows than there are micro-batches, or processes without any."""
@@ -141,6 +149,7 @@ class TaskDataModule(LightningDataModule, ABC):
         if self._encode("train", "val", *self.test_sets):
             self._check_sizes()
             self._report_overlaps()
+            self._report_unknown()
             if self.test_sets == ("val",) and not self.skips_test:
                 rank_zero_print(
                     "the data have no test split: the model is tested on the validation split, which selects the "

@@ -135,6 +135,10 @@ class LabeledDataModule(TaskDataModule, ABC):
     def longest_source(self) -> int:
         return int(self.datasets["train"].lengths.max())
 
+    @property
+    def shortest_source(self) -> int:
+        return int(self.datasets["train"].lengths.min())
+
     def sources(self, split: str) -> list[str]:
         return [pair.source for pair in self.datasets[split].pairs]
 

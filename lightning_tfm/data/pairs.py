@@ -6,8 +6,8 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import compress, repeat
-from typing import Any, ClassVar, NamedTuple, overload
+from itertools import chain, compress, repeat
+from typing import Any, ClassVar, Literal, NamedTuple, overload
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -21,7 +21,7 @@ from lightning_tfm.data.rows import TextRows, TokenRows, id_type
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.system.memory import in_parts, total_memory
 from lightning_tfm.system.progress import progress_bar
-from lightning_tfm.tokenization import BOS, EOS, PAD, Tokenizer
+from lightning_tfm.tokenization import BOS, EOS, PAD, Tokenizer, name_symbols
 
 MAX_MISSES = 100_000
 """Number of successive pairs that are not new, after which a split is taken to have no more."""
@@ -53,16 +53,21 @@ Annotation = tuple[tuple[tuple[int, int], ...] | None, str | None]
 class Pairs(Sequence[Pair]):
     """Pairs whose texts are stored as TextRows, so that ten million of them fit into memory.
 
-    `parts` yields sources and targets part by part; `annotations` holds those of all pairs, or is None without any.
+    `parts` yields sources, targets and, if there are any, categories part by part; `annotations` holds those of all
+    pairs, or is None without any.
     """
 
     def __init__(
         self, parts: Iterable[Sequence[Sequence[str]]], annotations: Sequence[Annotation] | None = None
     ) -> None:
-        self.sources, self.targets, self._annotations = TextRows(), TextRows(), annotations
-        for sources, targets in parts:
+        self.sources, self.targets = TextRows(), TextRows()
+        by_category: dict[str, Annotation] = {}  # equal annotations are stored once
+        annotated: list[Annotation] = []
+        for sources, targets, *categories in parts:
             self.sources.extend(sources)
             self.targets.extend(targets)
+            annotated += (by_category.setdefault(name, (None, name)) for names in categories for name in names)
+        self._annotations = annotated or annotations
 
     @classmethod
     def of(cls, pairs: Sequence[Pair]) -> Pairs:
@@ -115,6 +120,15 @@ class PairDataset(Dataset[Batch]):
     @cached_property
     def fingerprint(self) -> str:
         return hash_lines(map("\t".join, zip(self.pairs.sources, self.pairs.targets, strict=True)))
+
+    def unknown_symbols(self, side: Literal["source", "target"], tokenizer: Tokenizer) -> list[list[str]]:
+        """Return the symbols of each source, or of each target, that are not in the vocabulary, if there are any."""
+        if tokenizer.unknown_id is None:
+            return []
+        is_target = side == "target"
+        texts = self.pairs.targets if is_target else self.pairs.sources
+        rows = (self.targets if is_target else self.sources).count(tokenizer.unknown_id).nonzero().squeeze(1)
+        return [tokenizer.unknown_symbols(texts[row], is_target) for row in rows.tolist()]
 
     @property
     def source_lengths(self) -> Tensor:
@@ -202,8 +216,23 @@ class PairDataModule(TaskDataModule, ABC):
     def longest_source(self) -> int:
         return int(self.datasets["train"].source_lengths.max()) - 1  # without EOS
 
+    @property
+    def shortest_source(self) -> int:
+        return int(self.datasets["train"].source_lengths.min()) - 1
+
     def sources(self, split: str) -> Sequence[str]:
         return self.datasets[split].pairs.sources
+
+    def _report_unknown(self) -> None:
+        for split, examples in self.datasets.items():
+            for side in ("source", "target") if split != "train" else ():
+                symbols = examples.unknown_symbols(side, self.tokenizer)
+                if number := sum(map(len, symbols)):
+                    hint = ", so these targets cannot be predicted" if side == "target" else ""
+                    rank_zero_print(
+                        f"{number:,} symbols in {len(symbols):,} of {len(examples):,} {side}s of {split} are not in "
+                        f"the vocabulary: {name_symbols(chain.from_iterable(symbols))}{hint}"
+                    )
 
     def examples(self, split: str) -> PairDataset:
         pairs = self.pairs(split)

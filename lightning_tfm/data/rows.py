@@ -78,6 +78,12 @@ class TokenRows:
         padding = torch.full((int(lengths.max()),), PAD, dtype=dtype)
         self._ids = torch.cat([*(part.to(dtype) for part in parts), padding])
 
+    def count(self, id: int) -> Tensor:
+        """Return how often an id occurs in each row (N)."""
+        places = (self._ids == id).nonzero().squeeze(1)
+        rows = torch.searchsorted(self._starts, places, right=True) - 1
+        return rows.bincount(minlength=len(self.lengths))
+
     def __getitem__(self, indices: Tensor) -> Tensor:
         """Return the rows with indices (B), right-padded to the length T of the longest, as int64 (B, T)."""
         lengths = self.lengths[indices]

@@ -30,8 +30,13 @@ def expand_path(name: str) -> Path:
     return Path(os.path.expanduser(os.path.expandvars(name)))
 
 
-def resolve_path(name: str, downloads: dict[str, Download]) -> Path:
+def resolve_path(name: str, downloads: dict[str, Download], setting: str = "path") -> Path:
     """Return the path of a user's file, here or in the mirror, or of a downloadable file.
+
+    Args:
+        name: the name of the file.
+        downloads: the downloadable files, by name.
+        setting: the setting of the data module that names the file, for error messages.
 
     Raises:
         UserError: if there is none, or if it is a folder.
@@ -40,13 +45,16 @@ def resolve_path(name: str, downloads: dict[str, Download]) -> Path:
     if path.is_file():
         return path
     if path.is_dir():
-        raise UserError(f"{name!r} must be a file, but is a folder")
+        raise UserError(f"{setting} must be a file, but is a folder: {name!r}")
     if name in downloads:
         return download(name, downloads[name])
     if (mirror := os.environ.get(MIRROR)) and Path(mirror, name).is_file():
         return Path(mirror, name)
     others = f", nor is it one of {', '.join(downloads)}, which can be downloaded" if downloads else ""
-    raise UserError(f"there is no file {name!r}{others}; {MIRROR} may name the folder that holds it")
+    raise UserError(
+        f"{setting} must be a file, but there is no file {name!r}{others}; set it to yours, as with "
+        f"--data.{setting} FILE, or set {MIRROR} to the folder that holds it"
+    )
 
 
 def is_hidden(path: PurePath) -> bool:

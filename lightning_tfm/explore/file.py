@@ -98,7 +98,11 @@ def _model(explorer: Explorer) -> dict[str, Any]:
             halve(graph)
     return {
         "describe": _description(explorer, pair),
-        "config": {**pair.description, "longest_source": predictor.longest_source},
+        "config": {
+            **pair.description,
+            "longest_source": predictor.longest_source,
+            "shortest_source": predictor.shortest_source,
+        },
         "files": {
             name: base64.b64encode(gzip.compress(graph.SerializeToString(), mtime=0)).decode()
             for name, graph in graphs.items()

@@ -36,7 +36,7 @@ class ClassifierPredictor(Predictor):
         note = self.check_columns(text)
         ids = self.tokenize(text)
         cut = f"only the last {longest} of {len(ids)} tokens are used" if len(ids) > longest else ""
-        return ids[-longest:], self.input_note(ids, note, cut)
+        return ids[-longest:], self.input_note(ids, [text], note, cut)
 
     def predict_ids(
         self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator

@@ -29,7 +29,7 @@ class LanguageModelPredictor(Predictor):
 
     def encode_line(self, line: str) -> tuple[Ids, str]:
         ids = self.tokenize(line)
-        return ids, self.input_note(ids)
+        return ids, self.input_note(ids, [line])
 
     def predict_ids(
         self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator

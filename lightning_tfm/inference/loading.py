@@ -68,6 +68,7 @@ def restore(checkpoint: dict[str, Any], path: str | Path, trust_packages: Sequen
         predictor = predictor_class(network, tokenizer, **saved)
         predictor.load_state_dict(checkpoint["state_dict"])
         predictor.longest_source = checkpoint.get("longest_source")
+        predictor.shortest_source = checkpoint.get("shortest_source")
         predictor.alignment_head = checkpoint.get("alignment_head")
         if predictor.alignment_head is not None:
             layer, head = predictor.alignment_head

@@ -49,7 +49,7 @@ class MaskedLanguageModelPredictor(Predictor):
             ids.append(SPACED_MASK if is_spaced else MASK)
         append(last)
         self.network.check_lengths(len(ids))
-        return ids, self.input_note(ids)
+        return ids, self.input_note(ids, line.split(MASK_SYMBOL))
 
     def predict_ids(
         self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator

@@ -16,7 +16,7 @@ from lightning_tfm.inference.decoding import DecodingOptions
 from lightning_tfm.inference.prediction import LinePrediction, Output, Score, TeacherForced
 from lightning_tfm.networks import Network
 from lightning_tfm.networks.network import TextNetwork
-from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer, normalize_text
+from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer, name_symbols, normalize_text
 
 SPECIAL_NAMES = {PAD: "PAD", BOS: "BOS", EOS: "EOS"}
 """Names of the special tokens."""
@@ -40,6 +40,7 @@ class Predictor(nn.Module, ABC):
 
     Attributes:
         longest_source: the number of tokens in the longest training source; None if texts are split into windows.
+        shortest_source: the number of tokens in the shortest training source; None if texts are split into windows.
         alignment_head: the layer and the head that agree best with a gold alignment; None if unknown.
         predictor_arguments: the hyper-parameters of the task that are arguments of the predictor's constructor.
         decoding_options: the fields of DecodingOptions that the task uses.
@@ -57,6 +58,7 @@ class Predictor(nn.Module, ABC):
         self.network = network
         self.tokenizer = tokenizer
         self.longest_source: int | None = None
+        self.shortest_source: int | None = None
         self.alignment_head: tuple[str, int] | None = None
 
     @classmethod
@@ -202,7 +204,9 @@ class Predictor(nn.Module, ABC):
         return ids
 
     def check_columns(self, source: str) -> str:
-        """Return a warning if a source has several tab-separated columns, but is read as one text; otherwise empty.
+        """Return a warning about the tab-separated columns of a source, which may be empty.
+
+        A source has too many if it is read as one text, and too few without the features of the training data.
 
         Raises:
             UserError: if it has more columns than in the training data, like a line of a table that also holds the
@@ -220,15 +224,28 @@ class Predictor(nn.Module, ABC):
                 f"it must hold only {columns}, but has {number} columns, separated by tabs; "
                 f"select {'it' if expected == 1 else 'them'}, as with cut -f{'1' if expected == 1 else '1,2'}"
             )
+        if expected is not None and number < expected:
+            _, space, last = source.rpartition(" ")
+            if space and not self.tokenizer.unknown_symbols(f"\t{last}"):
+                return f"it has no features, which follow a tab; type a tab before {last!r} in place of the space"
+            return "it has no features, unlike the training data; add a tab and the features"
         return ""
 
-    def input_note(self, ids: Ids, *others: str) -> str:
-        """Return other warnings, which may be empty, and those of unknown tokens and of unusual length."""
-        notes = [*filter(None, others)]
-        if unknown := sum(id == self.tokenizer.unknown_id for id in ids):
-            notes.append(f"{unknown} of {len(ids)} tokens are not in the vocabulary")
-        if self.longest_source is not None and len(ids) > self.longest_source:
-            notes.append(f"it has {len(ids)} tokens, more than any training text ({self.longest_source})")
+    def input_note(self, ids: Ids, texts: Sequence[str], *others: str) -> str:
+        """Return the warnings about a line of input: others, those of unknown tokens, and that of an unusual length.
+
+        Args:
+            ids: the ids of the line.
+            texts: the parts of the line, without masks.
+            others: further warnings, which may be empty.
+        """
+        notes, number = [*filter(None, others)], len(ids)
+        if unknown := [symbol for text in texts for symbol in self.tokenizer.unknown_symbols(text)]:
+            notes.append(f"{len(unknown)} of {number} tokens are not in the vocabulary: {name_symbols(unknown)}")
+        if self.longest_source is not None and number > self.longest_source:
+            notes.append(f"it has {number} tokens, more than any training text ({self.longest_source})")
+        if self.shortest_source is not None and number < self.shortest_source:
+            notes.append(f"it has {number} tokens, fewer than any training text ({self.shortest_source})")
         return "; ".join(notes)
 
     def _aligned(self, line: str, outputs: list[Output]) -> list[Output]:

@@ -44,7 +44,7 @@ class Seq2SeqPredictor(Predictor):
         note = self.check_columns(source)
         ids = self.tokenize(source)
         self.network.check_lengths(len(ids) + 1, self.max_target_length)
-        return [*ids, EOS], self.input_note(ids, note)
+        return [*ids, EOS], self.input_note(ids, [source], note)
 
     def predict_ids(
         self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator

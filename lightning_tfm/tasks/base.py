@@ -228,6 +228,7 @@ class TaskModule(Predictor, EvaluationModule):
         self.seed = torch.initial_seed()
         if self.trainer.datamodule is not None:
             self.longest_source = self.trainer.datamodule.longest_source
+            self.shortest_source = self.trainer.datamodule.shortest_source
         weights, division = dict(self.named_parameters()), BatchDivision.of(self.trainer.strategy)
         self.step = TrainingStep(weights, division, self.trainer.world_size)
 
@@ -297,7 +298,7 @@ class TaskModule(Predictor, EvaluationModule):
         checkpoint["format_version"] = FORMAT
         checkpoint["step_settings"] = self.step_settings(self.trainer)
         checkpoint["skipped_steps"] = self.skipped_steps
-        checkpoint["longest_source"], checkpoint["alignment_head"] = self.longest_source, self.alignment_head
+        checkpoint |= {name: getattr(self, name) for name in ("longest_source", "shortest_source", "alignment_head")}
         if self.trainer.datamodule is not None:
             checkpoint["data_fingerprint"] = self.trainer.datamodule.fingerprint
 

@@ -11,6 +11,7 @@ from lightning_tfm.tokenization.tokenizer import (
     UNKNOWN_ID,
     Ids,
     Tokenizer,
+    name_symbols,
     normalize_text,
     pad_sequences,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "Tokenizer",
     "WordTokenizer",
     "build_vocab",
+    "name_symbols",
     "normalize_text",
     "pad_sequences",
     "read_tokenizer",

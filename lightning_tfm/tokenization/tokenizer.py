@@ -7,6 +7,7 @@ import itertools
 import json
 import unicodedata
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
@@ -24,6 +25,16 @@ Ids = list[int] | list[tuple[int, ...]]
 
 UNKNOWN, UNKNOWN_ID = "\N{REPLACEMENT CHARACTER}", NUM_SPECIAL
 """Symbol and id of out-of-vocabulary symbols."""
+
+
+NAMED = 3
+"""Maximum number of symbols that a message names."""
+
+
+def name_symbols(symbols: Iterable[str]) -> str:
+    """Return the names of the most frequent symbols, for a message."""
+    names = [repr(symbol) for symbol, _ in Counter(symbols).most_common()]
+    return ", ".join([*names[:NAMED], *(["..."] if len(names) > NAMED else [])])
 
 
 def normalize_text(text: str) -> str:
@@ -79,6 +90,14 @@ class Tokenizer(ABC):
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Return the tokenizer as plain values for a checkpoint, see `tokenizer_from_dict`."""
+
+    def unknown_symbols(self, text: str, is_target: bool = False) -> list[str]:
+        """Return the symbols of a source, or of a target, that are encoded as the unknown id."""
+        if self.unknown_id is None:
+            return []
+        split, encode = (self.split_target, self.encode_target) if is_target else (self.split, self.encode)
+        pairs = zip(split(text), encode(text), strict=True)
+        return [symbol for symbol, id in pairs if id == self.unknown_id]
 
     def normalize(self, text: str) -> str:
         """Return a text that is the same for sources of the same symbols, including symbols outside the vocabulary."""

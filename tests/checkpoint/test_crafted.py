@@ -46,6 +46,7 @@ def crafted():
         },
         "experiment": {"name": "x", "config": json.dumps({"trainer": {"logger": loggers, "callbacks": None}})},
         "longest_source": 14,
+        "shortest_source": 2,
         "alignment_head": ("layers.0.self_attention", 1),
     }
 
@@ -135,6 +136,7 @@ CRAFTED = {
     "pre-tokenizers that double a text 20 times": (repeated(20, BYTES, "pre_tokenizer"), *TOKENIZER),
     "a length that is not a number": ("x", "hyper_parameters", "max_target_length"),
     "a longest source that is not a number": ("x", "longest_source"),
+    "a shortest source that is not a number": ("x", "shortest_source"),
     "an unknown head": (("layers.0.self_attention", 2), "alignment_head"),
     "a head that is not an integer": (("layers.0.self_attention", 0.5), "alignment_head"),
     "an unknown layer": (("layers.7", 0), "alignment_head"),

@@ -57,6 +57,35 @@ def test_features_are_read_from_their_own_column(tmp_path):
     assert Tsv(table, table, features="class").pairs("train")[0][:2] == ("cat\tN", "cats")
 
 
+def test_categories_are_read_from_any_column(tmp_path):
+    lines = ["run\tran\tV;PST", "cat\tcats\tN;PL", "go\twent\tV;PST"]
+    table = write_lines(tmp_path / "table.tsv", lines)
+    categories = ["V;PST", "N;PL", "V;PST"]
+    for settings, sources in (({}, ["run", "cat", "go"]), ({"features": 3}, ["run", "cat", "go"])):
+        pairs = set_up(Tsv(table, table, category=3, batch_size=2, **settings)).datasets["val"].pairs
+        assert [pair.category for pair in pairs] == [pairs[row].category for row in range(3)] == categories
+        assert [pair.source.partition("\t")[0] for pair in pairs] == sources
+        assert pairs.subset(torch.tensor([True, False, True]))[1].category == "V;PST"
+    named = write_lines(tmp_path / "named.tsv", ["kind\tword\tplural", "N\tcat\tcats"])
+    assert Tsv(named, named, category="kind").pairs("train")[0] == Pair("cat", "cats", category="N")
+    with pytest.raises(UserError, match=r"category must be a column of .*, from 1 to 3, but is 4"):
+        Tsv(table, table, category=4)
+    with pytest.raises(UserError, match=r"each line must hold a category, but column 3 of line 2 of .* is empty"):
+        Tsv(table, write_lines(tmp_path / "empty.tsv", [lines[0], "cat\tcats\t "]), category=3)
+
+
+def test_unknown_symbols_of_validation_and_test_are_reported(tmp_path, capsys):
+    """Symbols that `vocab_size` excludes from the training data are not reported, which may be many."""
+    train = write_lines(tmp_path / "train.tsv", ["ab\tab\tN", "ba\tba\tV"])
+    val = write_lines(tmp_path / "val.tsv", ["axx\tb\tN", "ay\tb\tA", "a\tz\tN"])
+    set_up(Tsv(train, val, train, features=3, batch_size=2))
+    assert [line for line in capsys.readouterr().err.splitlines() if "vocabulary" in line] == [
+        "lightning-tfm: 4 symbols in 2 of 3 sources of val are not in the vocabulary: 'x', 'y', '[A]'",
+        "lightning-tfm: 1 symbols in 1 of 3 targets of val are not in the vocabulary: 'z', "
+        "so these targets cannot be predicted",
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "lines", "settings"),
     [

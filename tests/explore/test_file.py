@@ -41,14 +41,15 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 
 CHARACTERS = SymbolTokenizer([UNKNOWN, *"abcdefg\u0301"])
+FEATURES = SymbolTokenizer([UNKNOWN, *"abcde ", "[N]", "[PL]"], feature_separator=";")
 SUBWORDS = train_tokenizer([TEXT], "subword", 280)
 WORDS = train_word_tokenizer([TEXT], 60, num_ngrams=100)
 SENTENCE = TEXT[:18]
 PAIRS = ("abcab", "gg", " a\tb\u00e9c ", "aé" * 40, "")
 
 
-def seq2seq(make, length=9):
-    return Seq2SeqPredictor(make.func(CHARACTERS.vocab_size, **make.keywords), CHARACTERS, length)
+def seq2seq(make, tokenizer=CHARACTERS):
+    return Seq2SeqPredictor(make.func(tokenizer.vocab_size, **make.keywords), tokenizer, 9)
 
 
 def classifier():
@@ -67,6 +68,10 @@ CASES = {
     "AttentionLSTM": (lambda: seq2seq(tiny(AttentionLSTM)), PAIRS),
     "AttentionLSTM location_aware": (lambda: seq2seq(tiny(AttentionLSTM, attention="location_aware")), PAIRS),
     "AttentionLSTM hard_monotonic": (lambda: seq2seq(tiny(AttentionLSTM, attention="hard_monotonic")), PAIRS),
+    "AttentionLSTM features": (
+        lambda: seq2seq(tiny(AttentionLSTM), FEATURES),
+        ("abc\tN;PL", "abc\tN; SG", "abc N;PL", "abc de", "ab", "ab\tN\tabs"),
+    ),
     "language model": (
         lambda: LanguageModelPredictor(GPT(SUBWORDS.vocab_size, 16, 4, 2, max_length=20, text_only=True), SUBWORDS),
         (SENTENCE, "a", " \n", TEXT[:200], ""),
@@ -113,7 +118,7 @@ def make_explorer(name):
     torch.manual_seed(1)
     predictor = CASES[name][0]()
     randomize(predictor.network)
-    predictor.longest_source = 6
+    predictor.longest_source, predictor.shortest_source = 6, 3
     return Explorer(predictor, name)
 
 

@@ -87,7 +87,7 @@ def test_prompts_are_continued_as_typed(tmp_path_factory, command):
     assert [text[:4] for text in texts] == ["der\n", texts[1][:4], "\ufffdder", ""]
     assert texts[1].startswith("\n")
     assert err.splitlines() == [
-        "lightning-tfm: line 3: 1 of 4 tokens are not in the vocabulary",
+        "lightning-tfm: line 3: 1 of 4 tokens are not in the vocabulary: '\u03a9'",
         "lightning-tfm: line 4: the text is empty",
     ]
 

@@ -7,7 +7,7 @@ import { html } from "./dom.js";
 import { start } from "./main.js";
 import { OnnxGraph } from "./onnx.js";
 import { makeTensor } from "./tensors.js";
-import { BOS, EOS, NUM_SPECIAL, PAD, normalizeLine, pythonRepr, stripFields, tokenizerOf } from "./tokenizers.js";
+import { BOS, EOS, NUM_SPECIAL, PAD, nameSymbols, normalizeLine, pythonRepr, stripFields, tokenizerOf } from "./tokenizers.js";
 
 /** Number of alternatives of a step. */
 const NUM_ALTERNATIVES = 5;
@@ -155,7 +155,8 @@ class FileModel {
     return ids;
   }
 
-  /** Return a warning if a source has several columns but is read as one text; throw an Error if it has too many. */
+  /** Return a warning if a source has several columns but is read as one text, or lacks its features; throw an Error
+   * if it has too many columns. */
   checkColumns(source) {
     const [expected, number] = [this.tokenizer.numColumns, source.split("\t").length];
     const count = `has ${number} columns, separated by tabs`;
@@ -167,6 +168,14 @@ class FileModel {
         : ["columns of the source and its features", "them", "1,2"];
       throw new Error(`it must hold only the ${columns}, but ${count}; select ${one}, as with cut -f${fields}`);
     }
+    if (expected !== null && number < expected) {
+      const space = source.lastIndexOf(" ");
+      const last = source.slice(space + 1);
+      if (space >= 0 && this.tokenizer.unknownSymbols(`\t${last}`).length === 0) {
+        return `it has no features, which follow a tab; type a tab before ${pythonRepr(last)} in place of the space`;
+      }
+      return "it has no features, unlike the training data; add a tab and the features";
+    }
     return "";
   }
 
@@ -175,14 +184,19 @@ class FileModel {
     throw new Error(`the longest ${tokens} tokens, but ${rule}`);
   }
 
-  /** Return other warnings, and those of unknown tokens and of unusual length. */
-  note(ids, ...others) {
+  /** Return other warnings, and those of unknown tokens and of unusual length, for the ids and the texts of a line. */
+  note(ids, texts, ...others) {
     const notes = others.filter(Boolean);
-    const unknown = ids.filter((id) => id === this.tokenizer.unknownId).length;
-    const longest = this.config.longest_source;
-    if (unknown > 0) notes.push(`${unknown} of ${ids.length} tokens are not in the vocabulary`);
+    const unknown = texts.flatMap((text) => this.tokenizer.unknownSymbols(text));
+    const { longest_source: longest, shortest_source: shortest } = this.config;
+    if (unknown.length > 0) {
+      notes.push(`${unknown.length} of ${ids.length} tokens are not in the vocabulary: ${nameSymbols(unknown)}`);
+    }
     if (longest !== null && ids.length > longest) {
       notes.push(`it has ${ids.length} tokens, more than any training text (${longest})`);
+    }
+    if (shortest !== null && ids.length < shortest) {
+      notes.push(`it has ${ids.length} tokens, fewer than any training text (${shortest})`);
     }
     return notes.join("; ");
   }
@@ -250,7 +264,7 @@ class Seq2SeqModel extends FileModel {
       const needed = length + (longest < this.config.max_length ? target : 0); // coupled positions number both from 0
       this.refuseLength(isJoint ? `source and target have ${length} + ${target}` : `source has ${length}`, needed);
     }
-    return { ids: [...ids, EOS], note: this.note(ids, note) };
+    return { ids: [...ids, EOS], note: this.note(ids, [source], note) };
   }
 
   answer({ text, prefix = [], changes }) {
@@ -302,7 +316,7 @@ class LanguageModel extends FileModel {
 
   encodeLine(line) {
     const ids = this.tokenize(line);
-    const note = this.note(ids);
+    const note = this.note(ids, [line]);
     const { max_length: positions } = this.config;
     if (ids.length <= positions) return { ids, note };
     const used = Math.max(1, Math.floor(positions / 2));
@@ -370,7 +384,7 @@ class MaskedModel extends TextModel {
       if (isMasked) ids.push(isSpaced ? SPACED_MASK_ID : MASK_ID);
     });
     if (ids.length > this.config.max_length) this.refuseLength(`input has ${ids.length}`, ids.length);
-    return { ids, note: this.note(ids) };
+    return { ids, note: this.note(ids, parts) };
   }
 
   /** Return the symbols, steps and output of a text, for the logits at each position. */
@@ -403,7 +417,7 @@ class ClassifierModel extends TextModel {
     const ids = this.tokenize(text);
     const { max_length: longest } = this.config;
     const cut = ids.length > longest ? `only the last ${longest} of ${ids.length} tokens are used` : "";
-    return { ids: ids.slice(-longest), note: this.note(ids, columns, cut) };
+    return { ids: ids.slice(-longest), note: this.note(ids, [text], columns, cut) };
   }
 
   read(line, ids, [logits]) {

@@ -12,6 +12,9 @@ const SPECIAL_NAMES = ["PAD", "BOS", "EOS"];
 const UNKNOWN_SYMBOL = "\ufffd";
 const UNKNOWN_ID = NUM_SPECIAL;
 
+/** Maximum number of symbols that a message names. */
+const NUM_NAMED = 3;
+
 // Whitespace of Python's str.isspace, which is not that of JavaScript.
 const SPACES = "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]";
 const OUTER_SPACES = new RegExp(`^${SPACES}+|${SPACES}+$`, "gu");
@@ -71,10 +74,25 @@ class Tokenizer {
     return this.encode(text);
   }
 
+  /** Return the symbols of a text that are encoded as the unknown id. */
+  unknownSymbols(text) {
+    if (this.unknownId === null) return [];
+    const ids = this.encode(text);
+    return this.split(text).filter((_, place) => ids[place] === this.unknownId);
+  }
+
   /** Return the symbol of a token, with the names of special tokens. */
   symbol(id) {
     return SPECIAL_NAMES[id] ?? this.decode([id]);
   }
+}
+
+/** Return the names of the most frequent symbols, for a message. */
+export function nameSymbols(symbols) {
+  const counts = new Map();
+  for (const symbol of symbols) counts.set(symbol, (counts.get(symbol) ?? 0) + 1);
+  const names = Array.from(counts).sort(([, a], [, b]) => b - a).map(([symbol]) => pythonRepr(symbol));
+  return [...names.slice(0, NUM_NAMED), ...(names.length > NUM_NAMED ? ["..."] : [])].join(", ");
 }
 
 function splitSymbols(text, separator) {
