@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
+import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 
 import torch
 
-from lightning_tfm.commands.lines import LineOutput, load_predictor, read_chunks
+from lightning_tfm.commands.lines import LineOutput, json_line, load_predictor, read_chunks
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.errors import UserError
-from lightning_tfm.inference import LinePrediction, Predictor, clean_line
+from lightning_tfm.inference import LinePrediction, OutputStep, Predictor, clean_line
 from lightning_tfm.inference.attention_maps import AttentionMap
 from lightning_tfm.inference.decoding import DecodingOptions
 
@@ -26,8 +27,8 @@ VISIBLE = 0.02
 TO_ONE_LINE = dict.fromkeys(map(ord, "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 """Replacements of tabs and of all characters at which `str.splitlines` and universal newlines end a line."""
 
-ESCAPED = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
-"""Escapes of the ends of lines that JSON allows in a string."""
+UNCERTAIN = 0.5
+"""Probability of a symbol below which a terminal shows its best alternative."""
 
 MAX_WIDTH = 120
 """Maximum width of a table of attention weights, in characters."""
@@ -38,6 +39,7 @@ def generate(arguments: list[str]) -> int:
     options = make_parser().parse_intermixed_args(arguments)
     if options.beam_size is None:
         options.beam_size = options.n_best
+    options.steps = options.json or (len(options.texts) == 1 and sys.stdout.isatty())
     decoding = DecodingOptions(**{field.name: getattr(options, field.name) for field in fields(DecodingOptions)})
     predictor = load_predictor(options)
     predictor.check_options(decoding)  # before input is read
@@ -103,7 +105,11 @@ def make_parser() -> CommandParser:
         "--alignments", action="store_true", help="add a column with the alignment, as SOURCE-OUTPUT from 0"
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="write a JSON object per output instead of columns")
+    form.add_argument(
+        "--json",
+        action="store_true",
+        help="write a JSON object per output, with the probabilities of its symbols and of their alternatives",
+    )
     form.add_argument("--show-attention", action="store_true", help="draw the attention as text, if it fits")
     parser.add_trust_package()
     return parser
@@ -113,25 +119,40 @@ def _format(predictor: Predictor, number: int, line: str, prediction: LinePredic
     """Format the outputs for a line of input."""
     separator = f"{'-' * 20}\n" if predictor.outputs_are_long and number > 1 and not options.json else ""
     if prediction.outputs is None:
-        return json.dumps({"line": number, "text": None}) if options.json else separator
+        return json_line({"line": number, "text": line, "output": None}, None) if options.json else separator
     written = []
     for rank, output in enumerate(prediction.outputs, start=1):
         alignment = None if output.alignment is None else " ".join(f"{i}-{j}" for i, j in output.alignment)
-        columns = {"text": output.text, "probability": output.probability}
+        columns = {"output": output.text, "probability": output.probability}
         columns |= {"log_probability": output.log_probability, "rank": rank, "alignment": alignment}
+        if options.json and output.steps is not None:
+            columns["log_probability"] = sum(step.log_probability for step in output.steps)
         if not (options.scores or options.n_best > 1):
             del columns["rank"]
         columns = {name: value for name, value in columns.items() if value is not None}
         if options.json:
-            written.append(json.dumps({"line": number} | columns, ensure_ascii=False).translate(ESCAPED))
+            written.append(json_line({"line": number, "text": line} | columns, output.steps))
             continue
         if not predictor.outputs_are_long:  # one line per output, but tokens may contain ends of lines
-            columns["text"] = output.text.translate(TO_ONE_LINE)
+            columns["output"] = output.text.translate(TO_ONE_LINE)
         written.append("\t".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in columns.values()))
+    if options.steps and not (options.json or predictor.outputs_are_long):
+        written += _uncertain(prediction.outputs[0].steps or ())
     if options.show_attention:
         best = prediction.outputs[0].text
         written.append(_attention_table(predictor.align(clean_line(line), best)))
     return separator + "\n".join(written)
+
+
+def _uncertain(steps: Sequence[OutputStep]) -> list[str]:
+    """Return a line about the symbols of an output with a probability below UNCERTAIN; none without such symbols."""
+    named = [
+        f"{step.symbol!r} {step.probability:.2f}"
+        + "".join(f" or {other.symbol!r} {other.probability:.2f}" for other in step.alternatives[:1])
+        for step in steps
+        if step.probability < UNCERTAIN
+    ]
+    return [f"(uncertain: {', '.join(named)})"] if named else []
 
 
 def _attention_table(attention: AttentionMap) -> str:

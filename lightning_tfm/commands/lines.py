@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from io import BufferedReader, TextIOWrapper
@@ -21,7 +22,7 @@ from tqdm import tqdm
 
 from lightning_tfm.config.settings import read_json
 from lightning_tfm.errors import UserError, escape_controls, rank_zero_print
-from lightning_tfm.inference import BATCH_SIZE, Predictor
+from lightning_tfm.inference import BATCH_SIZE, OutputStep, Predictor
 from lightning_tfm.inference.loading import load
 from lightning_tfm.layers import quantize
 from lightning_tfm.runs.lock import lock_file
@@ -33,6 +34,31 @@ BINARY = "has zero bytes, as binary files and texts in UTF-16 do; save it in UTF
 
 CHUNK_SIZE = 4 * BATCH_SIZE
 """Number of lines of a file that are sorted by length and written together."""
+
+
+ESCAPED = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+"""Escapes of the ends of lines that JSON allows in a string."""
+
+
+def json_line(values: Mapping[str, Any], steps: Sequence[OutputStep] | None) -> str:
+    """Return values, without numbers that are not finite, and the steps of an output as an object of JSON, on one line.
+
+    Probabilities are rounded to six decimals.
+    """
+    content = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
+    if steps is not None:
+        content["steps"] = [
+            _step(step.symbol, step.probability)
+            | {"alternatives": [_step(each.symbol, each.probability) for each in step.alternatives]}
+            for step in steps
+        ]
+    # Bytes of a line that is not valid UTF-8 are surrogates, which can only be escaped.
+    is_valid = not any("\ud800" <= character <= "\udfff" for character in str(values.get("text")))
+    return json.dumps(content, ensure_ascii=not is_valid, allow_nan=False).translate(ESCAPED)
+
+
+def _step(symbol: str, probability: float) -> dict[str, Any]:
+    return {"symbol": symbol, "probability": round(probability, 6) if math.isfinite(probability) else None}
 
 
 def load_predictor(options: Namespace) -> Predictor:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from lightning_tfm.commands.lines import LineOutput, load_predictor, read_chunks
+from lightning_tfm.commands.lines import LineOutput, json_line, load_predictor, read_chunks
 from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.inference import Score
 
 
 def score(arguments: list[str]) -> int:
@@ -20,13 +21,20 @@ def score(arguments: list[str]) -> int:
         chunks = read_chunks(options, files, one_by_one=False)
         output = files.enter_context(LineOutput(options))
         for lines in output.remaining(chunks):
-            scores = predictor.score(lines, output.bar.update)
-            texts = [
-                "" if value.log_probability is None else f"{value.log_probability:.4f}\t{value.perplexity:.4f}"
-                for value in scores
-            ]
-            output.write(texts, [value.note for value in scores], texts.count(""))
+            scores = predictor.score(lines, output.bar.update, with_steps=options.json)
+            numbered = enumerate(zip(lines, scores, strict=True), start=output.done + 1)
+            texts = [_format(number, line, value, options.json) for number, (line, value) in numbered]
+            failures = sum(value.log_probability is None for value in scores)
+            output.write(texts, [value.note for value in scores], failures)
     return 1 if output.failures else 0
+
+
+def _format(number: int, line: str, score: Score, as_json: bool) -> str:
+    """Format the score of a line."""
+    if as_json:
+        values = {"line": number, "text": line, "log_probability": score.log_probability}
+        return json_line(values | {"perplexity": score.perplexity}, score.steps)
+    return "" if score.log_probability is None else f"{score.log_probability:.4f}\t{score.perplexity:.4f}"
 
 
 def make_parser() -> CommandParser:
@@ -39,5 +47,10 @@ def make_parser() -> CommandParser:
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file that fit has written")
     parser.add_lines("a line: SOURCE, a tab and TARGET, or a text")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="write a JSON object per line, with the probabilities of its symbols and of their alternatives",
+    )
     parser.add_trust_package()
     return parser

@@ -23,11 +23,20 @@ from lightning_tfm.inference import (
     Seq2SeqPredictor,
     TeacherForced,
 )
-from lightning_tfm.inference.decoding import Candidates, SampleFn, Step, beam_search, continue_text, decode, greedy
+from lightning_tfm.inference.decoding import (
+    Candidates,
+    SampleFn,
+    Step,
+    beam_search,
+    continue_text,
+    decode,
+    greedy,
+    recording,
+)
 from lightning_tfm.inference.masked_language_model import MASK_SYMBOL
 from lightning_tfm.inference.predictor import strip_fields, valid_line
 from lightning_tfm.networks import CausalNetwork
-from lightning_tfm.networks.network import Side, State
+from lightning_tfm.networks.network import Side
 from lightning_tfm.tokenization import BOS, EOS, NUM_SPECIAL, PAD, Ids
 
 CONTINUATION = 40
@@ -104,11 +113,9 @@ class Answers(ABC):
 
     Attributes:
         task: the name of the task.
-        excluded: the ids that are never an alternative.
     """
 
     task: ClassVar[str]
-    excluded: ClassVar[tuple[int, ...]] = ()
     predictor: Any
 
     def __init__(self, predictor: Predictor) -> None:
@@ -175,7 +182,7 @@ class Answers(ABC):
 class Seq2SeqAnswers(Answers):
     """Answers of a Seq2SeqPredictor: targets, decoded greedily."""
 
-    task, excluded = "seq2seq", (PAD, BOS)
+    task = "seq2seq"
     predictor: Seq2SeqPredictor
 
     def max_lengths(self) -> tuple[int | None, int | None]:
@@ -255,7 +262,7 @@ class Seq2SeqAnswers(Answers):
 class LanguageModelAnswers(Answers):
     """Answers of a LanguageModelPredictor: a text with its continuation, decoded greedily."""
 
-    task, excluded = "language_model", (PAD, BOS, EOS)
+    task = "language_model"
     predictor: LanguageModelPredictor
 
     def question(self, text: str) -> str:
@@ -324,7 +331,7 @@ class _TextAnswers(Answers):
 class MaskedAnswers(_TextAnswers):
     """Answers of a MaskedLanguageModelPredictor: the tokens at the masks."""
 
-    task, excluded = "masked_language_model", (PAD, BOS, EOS)
+    task = "masked_language_model"
     predictor: MaskedLanguageModelPredictor
 
     def question(self, text: str) -> str:
@@ -373,15 +380,3 @@ def forcing(prefix: Sequence[int]) -> SampleFn:
         return greedy(logits) if token is None else torch.full((len(logits),), token, device=logits.device)
 
     return sample_fn
-
-
-def recording(step: Step) -> tuple[Step, list[Tensor]]:
-    """Wrap a step function; return it with a list, to which each call appends the logits (B, V)."""
-    recorded: list[Tensor] = []
-
-    def recording_step(token: Tensor, state: State) -> tuple[Tensor, State]:
-        logits, state = step(token, state)
-        recorded.append(logits)
-        return logits, state
-
-    return recording_step, recorded

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 from inspect import signature
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -24,11 +25,11 @@ from lightning_tfm.explore.answers import Answer, answers_of
 from lightning_tfm.explore.changes import ChangedNetwork, Changes
 from lightning_tfm.explore.description import describe_model
 from lightning_tfm.explore.neighbors import By, Neighbors, draw_rows, example_texts
-from lightning_tfm.inference import Predictor
+from lightning_tfm.inference import Alternative, Predictor
 from lightning_tfm.inference.decoding import DecodingOptions
 from lightning_tfm.insight import Sample, components, integrated_gradients, occlusion, outcome
 from lightning_tfm.insight.sample import logits_of
-from lightning_tfm.insight.texts import ALTERNATIVES, as_sample, patch_text
+from lightning_tfm.insight.texts import as_sample, patch_text
 from lightning_tfm.layers import attention_maps
 
 Json = dict[str, Any]
@@ -155,25 +156,13 @@ class Explorer:
 
     def _steps(self, logits: Tensor, ids: Tensor) -> Iterator[Json]:
         """Yield each step, with its alternatives, for logits (T, V) and the chosen ids (T)."""
-        log_probabilities = logits.log_softmax(-1)
-        excluded = torch.tensor(self.answers.excluded, dtype=torch.long, device=logits.device)
-        ranked = log_probabilities.index_fill(1, excluded, -math.inf)
-        best = ranked.topk(min(ALTERNATIVES, ranked.size(1) - len(excluded))).indices  # (T, 5)
-        is_missing = (best != ids.unsqueeze(1)).all(1)
-        best[is_missing, -1] = ids[is_missing]
-        values = log_probabilities.gather(1, best).exp()
-        chosen = log_probabilities.gather(1, ids.unsqueeze(1)).squeeze(1)
-        for id, value, *row in zip(*(part.tolist() for part in (ids, chosen, best, values)), strict=True):
-            alternatives = [
-                {"id": other, "symbol": self.predictor.output_symbol(other), "probability": probability}
-                for other, probability in zip(*row, strict=True)
-            ]
+        for step in self.predictor.steps(logits, ids):
+            chosen = Alternative(step.id, step.symbol, step.probability)
+            alternatives = sorted([chosen, *step.alternatives], key=attrgetter("probability"), reverse=True)
             yield {
-                "id": id,
-                "symbol": self.predictor.output_symbol(id),
-                "probability": math.exp(value),
-                "log_probability": value,
-                "alternatives": alternatives,
+                **chosen._asdict(),
+                "log_probability": step.log_probability,
+                "alternatives": [each._asdict() for each in alternatives],
             }
 
     def _map(self, answer: Answer, layer: str, weights: Tensor) -> Json:

@@ -4,9 +4,11 @@ from lightning_tfm.inference.classifier import ClassifierPredictor
 from lightning_tfm.inference.language_model import LanguageModelPredictor
 from lightning_tfm.inference.masked_language_model import MASK, MaskedLanguageModelPredictor
 from lightning_tfm.inference.prediction import (
+    Alternative,
     AttentionExample,
     LinePrediction,
     Output,
+    OutputStep,
     Score,
     TeacherForced,
     make_prediction,
@@ -20,12 +22,14 @@ from lightning_tfm.runs.record import Prediction
 __all__ = [
     "BATCH_SIZE",
     "MASK",
+    "Alternative",
     "AttentionExample",
     "ClassifierPredictor",
     "LanguageModelPredictor",
     "LinePrediction",
     "MaskedLanguageModelPredictor",
     "Output",
+    "OutputStep",
     "Prediction",
     "Predictor",
     "Score",

@@ -42,9 +42,11 @@ class ClassifierPredictor(Predictor):
         self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator
     ) -> list[list[Output]]:
         text, _ = pad_sequences(sources)
-        probabilities, labels = self.network(text.to(self.device)).float().softmax(-1).max(1)
-        best = zip(labels.tolist(), probabilities.tolist(), strict=True)
-        return [[Output(self.labels[label], round(probability, 4))] for label, probability in best]
+        logits = self.network(text.to(self.device)).float()
+        probabilities, labels = logits.softmax(-1).max(1)
+        steps = [[step] for step in self.steps(logits, labels)] if options.steps else [None] * len(sources)
+        best = zip(labels.tolist(), probabilities.tolist(), steps, strict=True)
+        return [[Output(self.labels[label], round(probability, 4), steps=taken)] for label, probability, taken in best]
 
     def teacher_forced(self, line: str) -> TeacherForced:
         ids, _ = self.encode_line(clean_line(line))

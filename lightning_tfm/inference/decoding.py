@@ -108,6 +108,7 @@ class DecodingOptions:
         seed: the seed of sampling.
         scores: whether to compute the log probability of each output.
         alignments: whether to align each output with its source.
+        steps: whether to return the probability and the alternatives of each token.
 
     Raises:
         UserError: if an option is out of range, or two options are mutually exclusive.
@@ -122,6 +123,7 @@ class DecodingOptions:
     seed: int = 0
     scores: bool = False
     alignments: bool = False
+    steps: bool = False
 
     def __post_init__(self) -> None:
         for name, is_valid, rule, example in (
@@ -144,7 +146,7 @@ class DecodingOptions:
         # n_best is checked before beam_size, whose default in generate it is.
         for field in reversed(fields(self)):
             value = getattr(self, field.name)
-            if field.name not in (*used, "seed") and value != field.default:
+            if field.name not in (*used, "seed", "steps") and value != field.default:
                 raise UserError(
                     f"{field.name} must not be set for a {task}, which {supported}, but is {value}; leave it out"
                 )
@@ -213,6 +215,18 @@ def continue_text(
             token = sample_fn(logits)
             text = torch.cat((text, token.unsqueeze(1)), dim=1)
     return text[:, tokens.size(1) :]
+
+
+def recording(step: Step) -> tuple[Step, list[Tensor]]:
+    """Wrap a step function; return it with a list, to which each call appends the logits (B, V)."""
+    recorded: list[Tensor] = []
+
+    def recording_step(token: Tensor, state: State) -> tuple[Tensor, State]:
+        logits, state = step(token, state)
+        recorded.append(logits)
+        return logits, state
+
+    return recording_step, recorded
 
 
 class Candidates(NamedTuple):

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference.attention_maps import MAX_POSITIONS, VISIBLE, AttentionMap, text_attention
-from lightning_tfm.inference.decoding import DecodingOptions, continue_text
-from lightning_tfm.inference.prediction import Output, Score, TeacherForced
+from lightning_tfm.inference.decoding import DecodingOptions, continue_text, recording
+from lightning_tfm.inference.prediction import Output, OutputStep, Score, TeacherForced
 from lightning_tfm.inference.predictor import Predictor, clean_line
 from lightning_tfm.layers.losses import sequence_nll
 from lightning_tfm.networks import CausalNetwork
-from lightning_tfm.tokenization import PAD, Ids
+from lightning_tfm.tokenization import BOS, EOS, PAD, Ids
 
 
 class LanguageModelPredictor(Predictor):
@@ -25,6 +25,7 @@ class LanguageModelPredictor(Predictor):
     decoding_options = ("temperature", "top_k", "top_p", "max_tokens")
     gives_scores = True
     outputs_are_long = True
+    excluded_ids = (PAD, BOS, EOS)
     default_temperature, default_max_tokens = 0.8, 500
 
     def encode_line(self, line: str) -> tuple[Ids, str]:
@@ -39,17 +40,19 @@ class LanguageModelPredictor(Predictor):
         length, network, outputs = options.max_tokens or self.default_max_tokens, self.network, []
         for ids in sources:
             text = torch.tensor([ids], device=self.device)
-            added = continue_text(network.encode, network.decode_step, text, length, network.max_length, sample_fn)
-            outputs.append([Output(self.tokenizer.decode(torch.cat((text, added), dim=1)[0].tolist()))])
+            step, logits = recording(network.decode_step) if options.steps else (network.decode_step, [])
+            added = continue_text(network.encode, step, text, length, network.max_length, sample_fn)
+            steps = self.steps(torch.cat(logits), added[0]) if options.steps else None
+            outputs.append([Output(self.tokenizer.decode(torch.cat((text, added), dim=1)[0].tolist()), steps=steps)])
         return outputs
 
-    def encode_pair(self, line: str) -> tuple[Ids, Ids]:
+    def encode_pair(self, line: str) -> tuple[Ids, Ids, str]:
         ids = self.tokenize(line)
         if len(ids) == 1:
             raise UserError("it has one token, but the first one is not predicted")
-        return [], ids
+        return [], ids, self.input_note(ids, [line])
 
-    def score_ids(self, pairs: list[tuple[Ids, Ids]]) -> list[Score]:
+    def score_ids(self, pairs: list[tuple[Ids, Ids]], with_steps: bool) -> list[Score]:
         """Return the log probability of each text given its first token.
 
         Note:
@@ -59,13 +62,16 @@ class LanguageModelPredictor(Predictor):
         length, scores = self.network.max_length, []
         for _, ids in pairs:
             text, log_probability, seen = torch.tensor([ids], device=self.device), 0.0, 1  # predicted up to here
+            steps: list[OutputStep] = []
             while seen < len(ids):
                 start = 0 if seen == 1 else seen - max(1, length // 2)
                 end = min(start + length + 1, len(ids))
                 logits = self.network(text[:, :0], text[:, start : end - 1])[:, seen - start - 1 :]
                 log_probability -= sequence_nll(logits, text[:, seen:end]).item()
+                if with_steps:
+                    steps += self.steps(logits[0], text[0, seen:end])
                 seen = end
-            scores.append(Score(log_probability, len(ids) - 1))
+            scores.append(Score(log_probability, len(ids) - 1, steps=steps if with_steps else None))
         return scores
 
     def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from lightning_tfm.inference.decoding import DecodingOptions
 from lightning_tfm.inference.prediction import Output, TeacherForced
 from lightning_tfm.inference.predictor import Predictor, clean_line
 from lightning_tfm.networks import MaskedEncoder
-from lightning_tfm.tokenization import BOS, NUM_SPECIAL, Ids
+from lightning_tfm.tokenization import BOS, EOS, NUM_SPECIAL, PAD, Ids
 
 MASK = BOS
 """Id of masked tokens: BOS, which does not occur within a text."""
@@ -30,6 +30,7 @@ class MaskedLanguageModelPredictor(Predictor):
     """Predictor of the masked tokens of a text."""
 
     network: MaskedEncoder
+    excluded_ids = (PAD, BOS, EOS)
 
     def encode_line(self, line: str) -> tuple[Ids, str]:
         if not line.strip():
@@ -55,17 +56,24 @@ class MaskedLanguageModelPredictor(Predictor):
         self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator
     ) -> list[list[Output]]:
         """Return each text with the most probable tokens at its masks."""
-        filled = [self._filled(torch.tensor([ids], device=self.device))[0] for ids in sources]
-        return [[Output(self.tokenizer.decode(ids.tolist()))] for ids in filled]
+        outputs = []
+        for ids in sources:
+            text = torch.tensor([ids], device=self.device)
+            filled, logits = self._filled(text)
+            is_masked = text < NUM_SPECIAL
+            steps = self.steps(logits[is_masked], filled[is_masked]) if options.steps else None
+            outputs.append([Output(self.tokenizer.decode(filled[0].tolist()), steps=steps)])
+        return outputs
 
-    def _filled(self, text: Tensor) -> Tensor:
-        """Return a text (1, T) with the most probable tokens at its masks."""
+    def _filled(self, text: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a text (1, T) with the most probable tokens at its masks, and the logits (1, T, V)."""
         without_space = torch.ones(self.tokenizer.vocab_size, dtype=torch.bool, device=self.device)
         without_space[[*self.tokenizer.spaced_ids]] = False
         logits = self.network(text.masked_fill(text == SPACED_MASK, MASK))
-        logits[..., :NUM_SPECIAL] = -torch.inf
-        logits[(text == SPACED_MASK).unsqueeze(-1) & without_space] = -torch.inf
-        return torch.where(text < NUM_SPECIAL, logits.argmax(-1), text)
+        ranked = logits.clone()
+        ranked[..., :NUM_SPECIAL] = -torch.inf
+        ranked[(text == SPACED_MASK).unsqueeze(-1) & without_space] = -torch.inf
+        return torch.where(text < NUM_SPECIAL, ranked.argmax(-1), text), logits
 
     def example(self, line: str, output: str) -> dict[str, Any]:
         return super().example(line, output) | {"ids": self.tokenizer.encode(output)}
@@ -75,7 +83,7 @@ class MaskedLanguageModelPredictor(Predictor):
         ids, _ = self.encode_line(clean_line(line))
         text = torch.tensor([ids], device=self.device)
         with torch.no_grad():
-            targets = self._filled(text)
+            targets, _ = self._filled(text)
         is_masked = text < NUM_SPECIAL
         symbols = [self.tokenizer.decode([id]) for id in targets[0].tolist()]
         read = [MASK_SYMBOL if masked else symbol for masked, symbol in zip(is_masked[0], symbols, strict=True)]

@@ -17,6 +17,27 @@ MAX_TITLE_LENGTH = 80
 """Maximum length of a text in a title, in characters."""
 
 
+class Alternative(NamedTuple):
+    """Id that a network might choose at a step, with its symbol and its probability."""
+
+    id: int
+    symbol: str
+    probability: float
+
+
+class OutputStep(NamedTuple):
+    """Step of an output: an id with its symbol, its log probability in nats, and its most probable alternatives."""
+
+    id: int
+    symbol: str
+    log_probability: float
+    alternatives: Sequence[Alternative]
+
+    @property
+    def probability(self) -> float:
+        return math.exp(self.log_probability)
+
+
 class Output(NamedTuple):
     """Output for a line of input.
 
@@ -26,12 +47,14 @@ class Output(NamedTuple):
         log_probability: the log probability in nats, if `DecodingOptions.scores` is set.
         alignment: the links (source index, output index), if `DecodingOptions.alignments` is set; indices count words
             if the tokens are subwords, otherwise tokens.
+        steps: the step of each token that the network has chosen, or of the label, if `DecodingOptions.steps` is set.
     """
 
     text: str
     probability: float | None = None
     log_probability: float | None = None
     alignment: tuple[tuple[int, int], ...] | None = None
+    steps: Sequence[OutputStep] | None = None
 
 
 class LinePrediction(NamedTuple):
@@ -57,12 +80,14 @@ class Score(NamedTuple):
     Attributes:
         log_probability: the log probability in nats, summed over tokens; None if the line cannot be scored.
         tokens: the number of predicted tokens.
-        note: the reason for a missing score; may be empty.
+        note: the reason for a missing score, or a warning about the line; may be empty.
+        steps: the step of each predicted token, if requested.
     """
 
     log_probability: float | None
     tokens: int
     note: str = ""
+    steps: Sequence[OutputStep] | None = None
 
     @property
     def perplexity(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference.attention_maps import AttentionMap, links
 from lightning_tfm.inference.decoding import DecodingOptions
-from lightning_tfm.inference.prediction import LinePrediction, Output, Score, TeacherForced
+from lightning_tfm.inference.prediction import Alternative, LinePrediction, Output, OutputStep, Score, TeacherForced
 from lightning_tfm.networks import Network
 from lightning_tfm.networks.network import TextNetwork
 from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer, name_symbols, normalize_text
@@ -23,6 +24,9 @@ SPECIAL_NAMES = {PAD: "PAD", BOS: "BOS", EOS: "EOS"}
 
 BATCH_SIZE = 256
 """Maximum number of lines in a batch, or of beams in a beam search."""
+
+ALTERNATIVES = 4
+"""Number of alternatives of a step."""
 
 MAX_BATCHED_LENGTH = 1_000
 """Maximum length of a line, in tokens, that is batched with other lines, which are padded to the same length."""
@@ -46,12 +50,14 @@ class Predictor(nn.Module, ABC):
         decoding_options: the fields of DecodingOptions that the task uses.
         gives_scores: whether the task defines a log probability of a line.
         outputs_are_long: whether an output may have many lines.
+        excluded_ids: the ids that are never an alternative.
     """
 
     predictor_arguments: ClassVar[tuple[str, ...]] = ()
     decoding_options: ClassVar[tuple[str, ...]] = ()
     gives_scores: ClassVar[bool] = False
     outputs_are_long: ClassVar[bool] = False
+    excluded_ids: ClassVar[tuple[int, ...]] = ()
 
     def __init__(self, network: Network, tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -107,11 +113,16 @@ class Predictor(nn.Module, ABC):
         """Raise UserError if an option is set that the task does not use, or exceeds a limit of the model."""
         options.check_used(self.decoding_options, self.task_name())
 
-    def score(self, lines: Sequence[str], progress: Callable[[int], object] = lambda number: None) -> list[Score]:
+    def score(
+        self,
+        lines: Sequence[str],
+        progress: Callable[[int], object] = lambda number: None,
+        with_steps: bool = False,
+    ) -> list[Score]:
         """Return the log probability of each line: of a target given its source, or of a text.
 
         Lines are as in the training data: a source and its target separated by a tab, or a text. For `progress`, see
-        `predict`.
+        `predict`. With `with_steps`, scores have steps.
 
         Raises:
             UserError: if the task does not define a log probability of a line.
@@ -119,9 +130,17 @@ class Predictor(nn.Module, ABC):
         if not self.gives_scores:
             raise UserError(f"the task of the model must score lines, but {self.task_name()} does not")
         encoded, errors = _encode(lines, self.encode_pair)
+        pairs = {number: pair for number, (*pair, _) in encoded.items()}
+
+        def compute(batch: list[list[Ids]]) -> list[Score]:
+            return self.score_ids([(source, target) for source, target in batch], with_steps)
+
         with self._evaluating():
-            results = _in_batches(encoded, lambda pair: sum(map(len, pair)), self.score_ids, BATCH_SIZE, progress)
-        return [results[n] if n in results else Score(None, 0, errors[n]) for n in range(len(lines))]
+            results = _in_batches(pairs, lambda pair: sum(map(len, pair)), compute, BATCH_SIZE, progress)
+        return [
+            results[n]._replace(note=encoded[n][2]) if n in results else Score(None, 0, errors[n])
+            for n in range(len(lines))
+        ]
 
     @abstractmethod
     def encode_line(self, line: str) -> tuple[Ids, str]:
@@ -133,13 +152,43 @@ class Predictor(nn.Module, ABC):
     ) -> list[list[Output]]:
         """Return the outputs for each line of a batch, the best first."""
 
-    def encode_pair(self, line: str) -> tuple[Ids, Ids]:
-        """Return the ids of a source, which may be empty, and of its target; raise UserError if it cannot be scored."""
+    def encode_pair(self, line: str) -> tuple[Ids, Ids, str]:
+        """Return the ids of a source, which may be empty, those of its target, and a warning, which may be empty.
+
+        Raises:
+            UserError: if the line cannot be scored.
+        """
         raise NotImplementedError
 
-    def score_ids(self, pairs: list[tuple[Ids, Ids]]) -> list[Score]:
-        """Return the log probability of each target given its source, for a batch of pairs."""
+    def score_ids(self, pairs: list[tuple[Ids, Ids]], with_steps: bool) -> list[Score]:
+        """Return the log probability of each target given its source, for a batch of pairs; with steps if requested."""
         raise NotImplementedError
+
+    def most_probable(self, log_probabilities: Tensor, number: int) -> list[list[Alternative]]:
+        """Return up to `number` most probable ids of each step, except the excluded ones and those of probability 0.
+
+        Args:
+            log_probabilities: the log probabilities (T, V).
+            number: the number of ids.
+        """
+        excluded = torch.tensor(self.excluded_ids, dtype=torch.long, device=log_probabilities.device)
+        values = log_probabilities.index_fill(1, excluded, -torch.inf)
+        best, ids = values.topk(min(number, values.size(1)))
+        return [
+            [Alternative(id, self.output_symbol(id), math.exp(value)) for id, value in step if value > -math.inf]
+            for step in map(zip, ids.tolist(), best.tolist())
+        ]
+
+    def steps(self, logits: Tensor, ids: Tensor) -> list[OutputStep]:
+        """Return the steps of an output, for logits (T, V) and the chosen ids (T)."""
+        chosen = ids.unsqueeze(1)
+        log_probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        values = log_probabilities.gather(1, chosen).squeeze(1)
+        others = self.most_probable(log_probabilities.scatter(1, chosen, -torch.inf), ALTERNATIVES)
+        return [
+            OutputStep(id, self.output_symbol(id), value, alternatives)
+            for id, value, alternatives in zip(ids.tolist(), values.tolist(), others, strict=True)
+        ]
 
     def align(self, source: str, target: str) -> AttentionMap:
         """Return attention weights over the source and EOS, as a single head, which align a target with its source.

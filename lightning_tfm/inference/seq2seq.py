@@ -16,7 +16,7 @@ from lightning_tfm.inference.predictor import Predictor, clean_line, strip_field
 from lightning_tfm.layers import attention_maps
 from lightning_tfm.layers.losses import sequence_nll
 from lightning_tfm.networks import CausalNetwork, Seq2SeqNetwork
-from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer, pad_sequences
+from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer, name_symbols, pad_sequences
 
 
 class Seq2SeqPredictor(Predictor):
@@ -26,6 +26,7 @@ class Seq2SeqPredictor(Predictor):
     predictor_arguments = ("max_target_length",)
     decoding_options = ("beam_size", "n_best", "temperature", "top_k", "top_p", "max_tokens", "scores", "alignments")
     gives_scores = True
+    excluded_ids = (PAD, BOS)
 
     def __init__(self, network: Seq2SeqNetwork, tokenizer: Tokenizer, max_target_length: int) -> None:
         super().__init__(network, tokenizer)
@@ -55,41 +56,51 @@ class Seq2SeqPredictor(Predictor):
         length = options.max_tokens or self.max_target_length
         if options.beam_size > 1:
             beams = (options.beam_size, 1.0, options.n_best)
-            outputs, scores = beam_search(self.network.decode_step, state, length, *beams)  # (B, N, T), (B, N)
-            exist = scores.isfinite()  # there may be fewer than N
+            outputs, means = beam_search(self.network.decode_step, state, length, *beams)  # (B, N, T), (B, N)
+            exist = means.isfinite()  # there may be fewer than N
         else:
             outputs = decode(self.network.decode_step, state, length, sample_fn).unsqueeze(1)
             exist = torch.ones(outputs.shape[:2], dtype=torch.bool)
         # The outputs are stored by text, since tokens can spell a text in several ways.
         rows: list[dict[str, Output]] = [{} for _ in sources]
-        log_probabilities = self._log_probabilities(source, outputs) if options.scores else None
+        is_scored = options.scores or options.steps
+        scores = [self._scores(source, ids, options.steps) for ids in outputs.unbind(1)] if is_scored else []
         for row, place in exist.nonzero().tolist():
-            value = None if log_probabilities is None else log_probabilities[row][place]
-            text = self.tokenizer.decode(outputs[row, place].tolist())
-            rows[row].setdefault(text, Output(text, log_probability=value))  # the best comes first
+            output = Output(self.tokenizer.decode(outputs[row, place].tolist()))
+            if is_scored:
+                score = scores[place][row]
+                value = score.log_probability if options.scores else None
+                output = output._replace(log_probability=value, steps=score.steps)
+            rows[row].setdefault(output.text, output)  # the best comes first
         return [list(by_text.values()) for by_text in rows]
 
-    def _log_probabilities(self, source: Tensor, outputs: Tensor) -> list[list[float]]:
-        """Return the log probabilities of outputs (B, N, T) for source (B, S), in nats."""
-        values = []
-        for output in outputs.unbind(1):  # (B, T)
-            target_in = torch.cat((torch.full_like(output[:, :1], BOS), output[:, :-1]), dim=1)
-            values.append(-sequence_nll(self.network(source, target_in.masked_fill(target_in == EOS, PAD)), output))
-        return torch.stack(values, dim=1).tolist()
+    def _scores(self, source: Tensor, output: Tensor, with_steps: bool) -> list[Score]:
+        """Return the scores of outputs (B, T) for sources (B, S)."""
+        target_in = torch.cat((torch.full_like(output[:, :1], BOS), output[:, :-1]), dim=1)
+        logits = self.network(source, target_in.masked_fill(target_in == EOS, PAD))  # (B, T, V)
+        scores = []
+        for row, value in enumerate((-sequence_nll(logits, output)).tolist()):
+            ids = output[row][output[row] != PAD]
+            steps = self.steps(logits[row, : len(ids)], ids) if with_steps else None
+            scores.append(Score(value, len(ids), steps=steps))
+        return scores
 
-    def encode_pair(self, line: str) -> tuple[Ids, Ids]:
+    def encode_pair(self, line: str) -> tuple[Ids, Ids, str]:
         source, tab, target = strip_fields(line).rpartition("\t")
         if not tab:
             raise UserError("it must have a source and a target, separated by a tab")
-        self.check_columns(source)
+        note = self.check_columns(source)
         source_ids, target_ids = self.tokenize(source), self.tokenizer.encode_target(target)
         self.network.check_lengths(len(source_ids) + 1, len(target_ids) + 1)
-        return [*source_ids, EOS], [*target_ids, EOS]
+        note = self.input_note(source_ids, [source], note)
+        if unknown := self.tokenizer.unknown_symbols(target, is_target=True):
+            symbols = f"{len(unknown)} of {len(target_ids)} tokens of the target"
+            note = "; ".join(filter(None, (note, f"{symbols} are not in the vocabulary: {name_symbols(unknown)}")))
+        return [*source_ids, EOS], [*target_ids, EOS], note
 
-    def score_ids(self, pairs: list[tuple[Ids, Ids]]) -> list[Score]:
+    def score_ids(self, pairs: list[tuple[Ids, Ids]], with_steps: bool) -> list[Score]:
         sources, targets = (pad_sequences(side)[0].to(self.device) for side in zip(*pairs, strict=True))
-        values = self._log_probabilities(sources, targets.unsqueeze(1))
-        return [Score(value, len(target)) for (value,), (_, target) in zip(values, pairs, strict=True)]
+        return self._scores(sources, targets, with_steps)
 
     @torch.no_grad()
     def align(self, source: str, target: str) -> AttentionMap:

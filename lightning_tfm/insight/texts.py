@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.inference import Predictor, TeacherForced
+from lightning_tfm.inference import Alternative, Predictor, TeacherForced
 from lightning_tfm.insight.attribution import integrated_gradients, logit_lens, occlusion, patching
 from lightning_tfm.insight.sample import Sample, logits_of
 from lightning_tfm.networks import Network
 from lightning_tfm.runs.inspection import TextRecord
 
-ALTERNATIVES = 5
-"""Number of alternatives per step."""
+MOST_PROBABLE = 5
+"""Number of the most probable symbols that a layer predicts at a step."""
 
 
 def as_sample(forced: TeacherForced) -> Sample:
@@ -38,19 +38,21 @@ def inspect_text(predictor: Predictor, line: str, against: str | None = None) ->
     sample, network = as_sample(forced), predictor.network
     targets = sample.targets[0]  # (T)
     with torch.no_grad():
-        probabilities = logits_of(network, sample.inputs)[0].softmax(-1)  # (T, V)
-    lens = {layer: logits[0].softmax(-1) for layer, logits in logit_lens(network, sample.inputs).items()}
+        steps = predictor.steps(logits_of(network, sample.inputs)[0], targets)
+    lens = {layer: logits[0].log_softmax(-1) for layer, logits in logit_lens(network, sample.inputs).items()}
     gradients, errors = integrated_gradients(network, sample)
-    others = probabilities.scatter(1, targets.unsqueeze(1), -1)  # those of the targets come last
     result: TextRecord = {
         "input": line,
         "output": forced.output,
         "input_symbols": forced.input_symbols,
         "target_symbols": forced.target_symbols,
         "is_target": sample.is_target[0].tolist(),
-        "probabilities": probabilities.gather(1, targets.unsqueeze(1)).squeeze(1).tolist(),
-        "alternatives": _most_probable(others, predictor),
-        "lens": {layer: _most_probable(values, predictor) for layer, values in lens.items()},
+        "probabilities": [step.probability for step in steps],
+        "alternatives": [_with_probabilities(step.alternatives) for step in steps],
+        "lens": {
+            layer: [*map(_with_probabilities, predictor.most_probable(values, MOST_PROBABLE))]
+            for layer, values in lens.items()
+        },
         "decided_after": _decided_after({layer: values.argmax(-1) == targets for layer, values in lens.items()}),
         "integrated_gradients": gradients.tolist(),
         "integrated_gradients_errors": errors.tolist(),
@@ -79,13 +81,9 @@ def patch_text(network: Network, forced: TeacherForced, other: TeacherForced) ->
     return {layer: effect.tolist() for layer, effect in patching(network, inputs, as_sample(other)).items()}
 
 
-def _most_probable(probabilities: Tensor, predictor: Predictor) -> list[list[tuple[str, float]]]:
-    """Return the most probable symbols of each step, with their probabilities, for probabilities (T, V)."""
-    best, ids = probabilities.topk(min(ALTERNATIVES, probabilities.size(-1) - 1))
-    return [
-        [(predictor.output_symbol(id), value) for id, value in zip(*step, strict=True)]
-        for step in zip(ids.tolist(), best.tolist(), strict=True)
-    ]
+def _with_probabilities(alternatives: Sequence[Alternative]) -> list[tuple[str, float]]:
+    """Return the symbol of each alternative with its probability."""
+    return [(each.symbol, each.probability) for each in alternatives]
 
 
 def _decided_after(is_best: Mapping[str, Tensor]) -> list[str | None]:

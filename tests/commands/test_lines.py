@@ -244,7 +244,7 @@ def test_columns_equal_json(checkpoint, sources, command):
     objects = [json.loads(line) for line in command(*arguments, "--json")[0].splitlines()]
     assert len(rows) == len(objects) >= len(sources)
     for (text, value, rank, alignment), row in zip(rows, objects, strict=True):
-        assert (text, int(rank), alignment) == (row["text"], row["rank"], row["alignment"])
+        assert (text, int(rank), alignment) == (row["output"], row["rank"], row["alignment"])
         assert float(value) == pytest.approx(row["log_probability"], abs=1e-4)
     numbers = [row["line"] for row in objects]
     assert numbers == sorted(numbers)
@@ -257,7 +257,7 @@ def test_control_characters_do_not_split_lines(speller, monkeypatch, command):
     monkeypatch.setattr(SymbolTokenizer, "decode", lambda self, ids: text)
     assert command("generate", speller, "a", "b")[0].splitlines() == [f"a{' ' * 23}b"] * 2
     lines = command("generate", speller, "a", "b", "--json")[0].splitlines()
-    assert [json.loads(line)["text"] for line in lines] == [text] * 2
+    assert [json.loads(line)["output"] for line in lines] == [text] * 2
 
 
 def test_columns_are_not_a_source_of_symbols(speller, command):
@@ -448,9 +448,14 @@ def test_binary_stdin_is_refused_once(speller, command):
 
 def test_label_with_probability(classifier, command):
     (line,) = map(json.loads, command("generate", classifier, "good", "--json")[0].splitlines())
-    assert line.keys() == {"line", "text", "probability"}
-    assert line["text"] in load(classifier).labels
+    assert line.keys() == {"line", "text", "output", "probability", "log_probability", "steps"}
+    assert line["text"] == "good"
+    assert line["output"] in load(classifier).labels
     assert 0 < line["probability"] <= 1
+    assert math.exp(line["log_probability"]) == pytest.approx(line["probability"], abs=1e-4)
+    (step,) = line["steps"]
+    labels = {step["symbol"], *(each["symbol"] for each in step["alternatives"])}
+    assert labels == {*load(classifier).labels}
 
 
 def test_printed_predictions_escape_control_characters(capsys):
