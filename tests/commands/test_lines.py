@@ -18,11 +18,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.callbacks import Predictions
 from lightning_tfm.commands import generate, score
-from lightning_tfm.commands.generate import BARS, _attention_table
-from lightning_tfm.commands.lines import CHUNK_SIZE, LineOutput, read_chunks
+from lightning_tfm.commands.generate import BARS, _attention_table, _uncertain
+from lightning_tfm.commands.lines import CHUNK_SIZE, LineOutput, json_line, read_chunks
 from lightning_tfm.errors import UserError
 from lightning_tfm.fit.console import print_results
-from lightning_tfm.inference import BATCH_SIZE, Predictor, Score
+from lightning_tfm.inference import BATCH_SIZE, Alternative, OutputStep, Predictor, Score
 from lightning_tfm.inference.attention_maps import AttentionMap
 from lightning_tfm.inference.decoding import DecodingOptions
 from lightning_tfm.inference.loading import load
@@ -249,6 +249,33 @@ def test_columns_equal_json(checkpoint, sources, command):
     numbers = [row["line"] for row in objects]
     assert numbers == sorted(numbers)
     assert set(numbers) == {1, 2, 3}
+
+
+def test_json_of_a_line_without_an_output_or_a_score(speller, command):
+    """A line that is not valid UTF-8 is escaped, and is still valid JSON."""
+    stdin = "a\n\n\xe9\n".encode("latin-1")
+    first, *others = map(json.loads, command("generate", speller, "--json", status=1, stdin=stdin)[0].splitlines())
+    assert first.keys() == {"line", "text", "output", "log_probability", "steps"}
+    assert others == [{"line": 2, "text": "", "output": None}, {"line": 3, "text": "\udce9", "output": None}]
+    stdin = f"a\t{first['output']}\na\n".encode()
+    scored, failed = map(json.loads, command("score", speller, "--json", status=1, stdin=stdin)[0].splitlines())
+    assert scored["log_probability"] == pytest.approx(first["log_probability"], abs=1e-4)
+    assert [step["symbol"] for step in scored["steps"]] == [step["symbol"] for step in first["steps"]]
+    assert failed == {"line": 2, "text": "a", "log_probability": None, "perplexity": None}
+
+
+def test_json_has_no_number_that_is_not_finite():
+    steps = [OutputStep(3, "a", math.nan, [Alternative(4, "b", math.nan)])]
+    values = json.loads(json_line({"line": 1, "text": "a", "perplexity": math.inf}, steps))
+    step = {"symbol": "a", "probability": None, "alternatives": [{"symbol": "b", "probability": None}]}
+    assert values == {"line": 1, "text": "a", "perplexity": None, "steps": [step]}
+
+
+def test_uncertain_symbols_are_named_with_their_best_alternative():
+    others = [Alternative(4, "b", 0.3), Alternative(5, "c", 0.1)]
+    sure, unsure = (OutputStep(3, "a", math.log(value), others) for value in (0.5, 0.4))
+    assert _uncertain([sure, unsure]) == ["(uncertain: 'a' 0.40 or 'b' 0.30)"]
+    assert _uncertain([sure]) == []
 
 
 def test_control_characters_do_not_split_lines(speller, monkeypatch, command):

@@ -57,6 +57,14 @@ def test_features_are_read_from_their_own_column(tmp_path):
     assert Tsv(table, table, features="class").pairs("train")[0][:2] == ("cat\tN", "cats")
 
 
+def test_a_missing_table_names_its_setting(tmp_path):
+    table = write_lines(tmp_path / "table.tsv", ["a\tb"])
+    for split, files in (("train", ["none", table]), ("val", [table, "none"]), ("test", [table, table, "none"])):
+        message = f"{split} must be a file, but there is no file 'none'; set it to yours, as with --data.{split} FILE"
+        with pytest.raises(UserError, match=message):
+            Tsv(*files)
+
+
 def test_categories_are_read_from_any_column(tmp_path):
     lines = ["run\tran\tV;PST", "cat\tcats\tN;PL", "go\twent\tV;PST"]
     table = write_lines(tmp_path / "table.tsv", lines)
