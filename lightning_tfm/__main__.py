@@ -15,6 +15,7 @@ from io import TextIOWrapper
 from types import ModuleType
 
 from lightning_tfm.commands import SUMMARIES, import_command
+from lightning_tfm.config.arguments import check_arguments
 from lightning_tfm.config.parsing_errors import format_error, out_of_memory
 from lightning_tfm.errors import (
     Interrupted,
@@ -22,6 +23,7 @@ from lightning_tfm.errors import (
     escape_controls,
     ignore_signals,
     is_main_process,
+    nearest,
     requeue,
     shell_quote,
 )
@@ -65,6 +67,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     # Import commands lazily: torch and Lightning take seconds to import.
     try:
+        check_arguments(command, arguments[1:])
         if command in ("--help", "-h"):
             print(USAGE.format(commands="\n".join(f"  {name:<10}  {COMMANDS[name]}" for name in COMMANDS)), end="")
         elif command == "--version":
@@ -77,7 +80,7 @@ def main() -> None:
             from lightning_tfm.fit.help import help_text
 
             print(help_text(command), end="")
-        elif command == "fit" and any(argument.partition("=")[0] == "--seeds" for argument in arguments):
+        elif command == "fit" and any(argument.partition("=")[0] in ("--seeds", "--jobs") for argument in arguments):
             with importing():
                 from lightning_tfm.commands.seeds import fit_seeds
             sys.exit(fit_seeds(arguments[1:]))
@@ -87,7 +90,8 @@ def main() -> None:
                 from lightning_tfm.fit.help import with_class_names
             run(["--help" if argument == "--help-all" else argument for argument in with_class_names(arguments)])
         else:
-            raise UserError(f"the command must be one of {', '.join(COMMANDS)} and come first, but is {command!r}")
+            hint = f"; available: {', '.join(COMMANDS)}" if command.startswith("-") else nearest(command, COMMANDS)
+            raise UserError(f"the command must come first, but is {command!r}{hint}")
     except (UserError, ArgumentError) as error:
         ignore_signals()
         if is_main_process() or not _ends_main_process():

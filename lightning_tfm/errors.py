@@ -34,11 +34,88 @@ class DamagedError(UserError):
     """Error of a file that is not as lightning_tfm has written it."""
 
 
+SYNONYMS = {
+    # Settings of `fit`
+    "ckpt_path": "checkpoint_path load load_checkpoint resume resume_from resume_from_checkpoint",
+    "seed_everything": "random_seed random_state seed",
+    "checkpoint.every_n_train_steps": "checkpoint_every save_every save_interval save_steps",
+    "checkpoint.monitor": "metric metric_for_best_model monitor",
+    "data": "data_dir data_path dataset datamodule",
+    "data.batch_size": "b batch batch_size batchsize bs per_device_train_batch_size train_batch_size",
+    "data.num_workers": "dataloader_num_workers num_workers workers",
+    "data.train": "train_data train_file train_path",
+    "data.val": "dev_file val_data val_file val_path valid_file validation_file",
+    "model.label_smoothing": "label_smoothing label_smoothing_factor",
+    "model.lr_schedule": "lr_schedule lr_scheduler lr_scheduler_type schedule scheduler",
+    "model.lr_schedule.warmup_steps": "num_warmup_steps warmup warmup_steps warmup_updates",
+    "model.network": "arch architecture net network",
+    "model.network.d_ff": "d_ff dim_feedforward ffn_dim intermediate_size",
+    "model.network.d_model": "d_model dim embed_dim embedding_size hidden hidden_dim hidden_size n_embd width",
+    "model.network.dropout": "drop dropout",
+    "model.network.num_heads": "attention_heads heads n_head n_heads nhead num_attention_heads num_heads",
+    "model.network.num_layers": "depth layers n_layer n_layers num_hidden_layers num_layers",
+    "model.optimizer": "optim optimizer",
+    "model.optimizer.lr": "learning_rate lr max_lr",
+    "model.optimizer.weight_decay": "wd weight_decay",
+    "trainer.accelerator": "accelerator cpu cuda device gpu no_cuda use_cpu",
+    "trainer.accumulate_grad_batches": "accumulate_grad_batches grad_accum gradient_accumulation_steps update_freq",
+    "trainer.callbacks": "callback callbacks early_stopping patience",
+    "trainer.devices": "devices gpus n_gpus ngpus nproc_per_node num_devices num_gpus world_size",
+    "trainer.gradient_clip_val": "clip clip_norm grad_clip gradient_clip gradient_clip_val max_grad_norm",
+    "trainer.log_every_n_steps": "log_every log_interval logging_steps",
+    "trainer.logger": "log_dir logdir logger no_wandb out_dir output_dir save_dir tensorboard use_wandb wandb",
+    "trainer.max_epochs": "e epoch epochs max_epoch max_epochs n_epochs num_epochs num_train_epochs",
+    "trainer.max_steps": "iterations max_iters max_steps max_update num_steps num_train_steps steps total_steps",
+    "trainer.max_time": "max_time time_limit",
+    "trainer.num_nodes": "nnodes nodes num_nodes",
+    "trainer.precision": "amp bf16 dtype fp16 half mixed_precision precision",
+    "trainer.strategy": "ddp deepspeed fsdp strategy",
+    "trainer.val_check_interval": "eval_every eval_interval eval_steps val_every val_interval validate_every",
+    # Options of the other commands
+    "beam-size": "beam beam_width beams num_beams",
+    "input": "file infile input_file source text",
+    "int8": "load_in_8bit quantize",
+    "max-tokens": "length max_len max_length max_new_tokens",
+    "n-best": "nbest num_return_sequences",
+    "output": "dir o out outdir outfile out_dir output_dir output_file save save_dir",
+    "overwrite": "f force overwrite_output_dir",
+    "top-p": "nucleus p",
+    "top-k": "k",
+    # Commands
+    "compare": "diff significance",
+    "explore": "attention browse interpret serve visualise visualize",
+    "export": "convert onnx",
+    "fit": "continue learn resume run start train",
+    "generate": "decode infer inference predict sample translate",
+    "list": "experiments ls",
+    "plan": "dry_run estimate memory",
+    "report": "figure plot show",
+    "score": "perplexity",
+    "sweep": "hpo optimize search tune",
+    "test": "eval evaluate",
+    "validate": "val",
+}
+"""Names in other projects, with underscores, by the setting, option or command that corresponds to them."""
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the closest known name, or all of them."""
+    """Return the end of a message about an unknown name: a synonym, the closest known name, or all names."""
     names = list(names)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; available: {', '.join(names)}"
+    close = synonyms(name, names) or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if not close:
+        return f"; available: {', '.join(names)}"
+    return f"; did you mean {close[0] if close[0].startswith('-') else repr(close[0])}?"
+
+
+def synonyms(name: str, names: Iterable[str]) -> list[str]:
+    """Return which of some names other projects call by a name.
+
+    Args:
+        name: the last part of it counts, in any case, with hyphens or underscores.
+        names: names as in SYNONYMS, or options, which begin with two hyphens.
+    """
+    other = name.rpartition(".")[2].lstrip("-").replace("-", "_").lower()
+    return [here for here in names if other in SYNONYMS.get(here.removeprefix("--"), "").split()]
 
 
 class Interrupted(BaseException):

@@ -117,7 +117,7 @@ def _check_file(path: Path) -> None:
         )
         raise DamagedError(f"the checkpoint must be a file, but {str(path)!r} is a folder; {hint}")
     if not path.is_file():
-        raise DamagedError(f"there is no checkpoint {str(path)!r}; train one with: lightning-tfm fit --config YAML")
+        raise DamagedError(f"there is no checkpoint {str(path)!r}; train one with: lightning-tfm fit EXPERIMENT")
     try:
         is_unchanged = verify_checksum(path)
     except OSError as error:

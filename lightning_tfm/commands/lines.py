@@ -21,7 +21,7 @@ import torch
 from tqdm import tqdm
 
 from lightning_tfm.config.settings import read_json
-from lightning_tfm.errors import UserError, escape_controls, rank_zero_print
+from lightning_tfm.errors import UserError, escape_controls, rank_zero_print, shell_quote
 from lightning_tfm.inference import BATCH_SIZE, OutputStep, Predictor
 from lightning_tfm.inference.loading import load
 from lightning_tfm.layers import quantize
@@ -63,6 +63,9 @@ def _step(symbol: str, probability: float) -> dict[str, Any]:
 
 def load_predictor(options: Namespace) -> Predictor:
     """Load the model of a command: quantized on the CPU with `int8`, otherwise on the GPU, if there is one."""
+    if options.texts and os.path.isfile(options.texts[0]) and not os.path.exists(options.checkpoint):
+        first = shell_quote(options.texts[0])
+        raise UserError(f"CHECKPOINT must come before TEXT, but is {options.checkpoint!r}; try {first} first")
     predictor = load(options.checkpoint, options.trust_package)
     if options.int8:
         quantize(predictor.network)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lightning_tfm.config.trust import TRUST_HELP, package_names
-from lightning_tfm.errors import UserError
+from lightning_tfm.errors import UserError, nearest
 from lightning_tfm.system.private import actions
 
 
@@ -50,11 +52,31 @@ class CommandParser(ArgumentParser):
             "--int8", action="store_true", help="use 8-bit weights, on the CPU; faster there, but less exact"
         )
 
+    def options(self) -> list[str]:
+        """Return the options."""
+        return [option for action in actions(self) for option in action.option_strings]
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse arguments as argparse does, but accept underscores in the names of options, as settings have them."""
+        hyphenated = {option.replace("-", "_"): option for option in self.options() if option.startswith("--")}
+
+        def spelled(argument: str) -> str:
+            name, equals, value = argument.partition("=")
+            return hyphenated.get(f"__{name[2:]}", name) + equals + value if name.startswith("--") else argument
+
+        before = [*takewhile("--".__ne__, args)]
+        return super().parse_known_args([*map(spelled, before), *args[len(before) :]], namespace)
+
     def error(self, message: str) -> NoReturn:
-        if message.startswith("unrecognized arguments: -") and any(action.dest == "texts" for action in actions(self)):
-            message += "; write texts that begin with - after --"
+        if unknown := re.match(r"unrecognized arguments: (--?[^\s=]+)", message):
+            names = [option.removeprefix("--") for option in self.options() if option.startswith("--")]
+            message = f"there is no option {unknown[1]!r}{nearest(unknown[1].lstrip('-'), names)}"
+            if any(action.dest == "texts" for action in actions(self)):
+                message += " Write texts that begin with - after --"
         elif message.endswith("expected one argument"):
             message += ", which follows = if it begins with -"
+        elif invalid := re.match(r"argument (\S+): invalid (\w+) value: (.*)", message):
+            message = f"{invalid[1]} must be of type {invalid[2]}, but is {invalid[3]}"
         raise UserError(f"{self.prog.split()[-1]}: {message}; `{self.prog} --help` lists the settings")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -242,5 +243,6 @@ def _call(owner: str, function: Callable[..., T], content: Any) -> T:
         raise
     except (ArithmeticError, TypeError, ValueError) as error:
         message = str(error).partition("() ")[2] or str(error)
+        message = re.sub(r"missing \d+ required positional arguments?:", "it must have", message)
         message = message.replace("got an unexpected keyword argument", "the sweep does not support the key")
         raise UserError(f"{owner}: {message}, in {content!r:.80}") from None

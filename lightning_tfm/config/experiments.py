@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,10 +70,10 @@ def find_experiment(name: str) -> Path:
     for path in [Path(name)] if is_path else [folder / f"{name}.yaml" for folder in folders]:
         if path.is_file():
             return path
-    raise UserError(
-        f"{name!r} must be a YAML file or the name of an experiment, but is neither; "
-        "`lightning-tfm list` shows the experiments"
-    )
+    names = [path.stem for folder in folders for path in folder.glob("*.yaml") if path.name != CLAIMS]
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "`lightning-tfm list` shows the experiments"
+    raise UserError(f"{name!r} must be a YAML file or the name of an experiment, but is neither; {hint}")
 
 
 def list_experiments(folder: Path) -> list[Experiment]:

@@ -12,8 +12,26 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import Any
 
+from lightning_tfm.config.arguments import SETTINGS
 from lightning_tfm.config.trust import REPLACEMENTS, trusted, untrusted
-from lightning_tfm.errors import UserError, nearest
+from lightning_tfm.errors import UserError, nearest, synonyms
+
+LIGHTNING_ERRORS = {
+    "No supported gpu backend found": "trainer.accelerator must be available on this machine, but is gpu; try auto",
+    r"`(\w+?)Accelerator` can not run": "trainer.accelerator must be available on this machine, but is {}; try auto",
+    r"invalid accelerator name: `accelerator='(.*?)'`": "trainer.accelerator must be auto, cpu, gpu, cuda, mps or tpu, "
+    "but is {}; try auto",
+    r"invalid strategy name: `strategy='(.*?)'`": "trainer.strategy must be auto, ddp or fsdp, or be set by an overlay "
+    "such as --config elastic, but is {}; try auto",
+    "`devices` selected with": "trainer.devices must be a number of devices, but is not; try 1",
+    r"`Timer\(duration='(.*?)'\)` is not": "trainer.max_time must be DD:HH:MM:SS, but is {}; try 00:01:00:00, an hour",
+    r"invalid value (\S+) for (limit_\w+)": "trainer.{1} must be a number of batches or a share from 0.0 to 1.0, but "
+    "is {0}; leave it out",
+}
+"""Messages by regular expressions of Lightning's errors about settings of the Trainer."""
+
+PACKAGES = {"data": "datamodules", "model": "lightning_tfm.tasks", "model.network": "lightning_tfm.networks"}
+"""Packages with the classes of a setting, by setting."""
 
 TREE = re.compile(r"Does not validate|Subtypes:|Errors:|.*<class 'NoneType'>|Given value|Problem with given")
 """Lines of a parser error that locate the error instead of describing it."""
@@ -45,18 +63,24 @@ def format_error(error: BaseException, options: Iterable[str] = ()) -> str:
     if denied := re.search(r"Importing '([\w.]+)' is not allowed", text):
         return untrusted(denied[1], setting)
     if unknown := re.search(r"(?:Group '(\w+)' does not accept o|does not accept o|O)ption '([\w.]+)'", text):
-        return _unknown(unknown[2], *(_arguments(classes[-1], unknown[1]) if classes else (options,)))
+        if classes:
+            return _unknown(unknown[2], *_arguments(classes[-1], unknown[1]), setting)
+        return _unknown(unknown[2], options)
     if unknown := re.search(r"unrecognized arguments: (--)?([^\s=+]+)", text):
         if not unknown[1]:
-            return f"an argument must be --SETTING VALUE, such as --config YAML, but is {unknown[2]!r}"
+            hint = f"; try --{unknown[2]}" if unknown[2] in options else ""
+            return f"an argument must be --SETTING VALUE, such as --config YAML, but is {unknown[2]!r}{hint}"
         return _unknown(unknown[2], options)
+    if without_value := re.search(r"argument (?:\S+/)?(--\S+): expected one argument", text):
+        return f"{without_value[1]} must have a value, but has none; add it, after = if it begins with -"
     if missing := re.search(r"arguments are required: (.+)", text):
         place = f"the init_args of {classes[-1]}" if classes else "a YAML file, and pass that with --config"
         return f"{re.sub(r'(fit|validate|test)[.]', '', missing[1])} must be set, but is missing; add it to {place}"
     if (memory := out_of_memory(text)) is not None:
         return memory
-    if "No supported gpu backend found" in text:
-        return "trainer.accelerator must be available on this machine, but is gpu; try auto"
+    for pattern, message in LIGHTNING_ERRORS.items():
+        if match := re.search(pattern, text):
+            return message.format(*match.groups())
     if kind := re.search(r"argument after \*\* must be a mapping, not (\w+)", text):  # the parser does not check this
         return f"settings such as model.lr_schedule must be {{NAME: VALUE}}, but are of type {kind[1]}"
     block = _innermost(text)
@@ -76,15 +100,26 @@ def format_error(error: BaseException, options: Iterable[str] = ()) -> str:
     elif value in ("True", "False") and "of type str" in rules:
         hint = "; in YAML, quote words such as no, yes, on and off"
     elif any("class_path" in rule for rule in rules):
-        hint = _classes(value, re.search(r"subclass of (\w+)", block))
+        hint = _classes(setting, value, re.search(r"subclass of (\w+)", block))
+    elif "of type int" in rules and re.fullmatch(r"\d+\.0", value):  # such as 1e3
+        hint = f"; try {value.removesuffix('.0')}"
     return f"{setting} must be {' or '.join(dict.fromkeys(rules))}, but is {value or 'empty'}{hint}"
 
 
-def _classes(value: str, base: re.Match[str] | None) -> str:
+def _classes(setting: str, value: str, base: re.Match[str] | None) -> str:
     """Return the end of a message about a value that is not a class, or not one of a base class: those that are."""
     classes = {path.rpartition(".")[2]: cls for path, cls in trusted().items() if not inspect.isabstract(cls)}
     if base is None:
-        return "".join(f"; did you mean {name!r}?" for name in difflib.get_close_matches(value, classes, 1, 0.5))
+        by_setting = {
+            other: {name.lower(): name for name, cls in classes.items() if cls.__module__.startswith(package)}
+            for other, package in PACKAGES.items()
+        }
+        names = by_setting.get(setting) or {name.lower(): name for name in classes}
+        if close := difflib.get_close_matches(value.lower(), names, 1, 0.5):
+            return f"; did you mean {names[close[0]]!r}?"
+        if other := next((other for other, names in by_setting.items() if value.lower() in names), None):
+            return f"; try --{other} {by_setting[other][value.lower()]}"
+        return f"; available: {', '.join(sorted(names.values()))}" if setting in PACKAGES else ""
     names = [name for name, cls in classes.items() if base[1] in (parent.__name__ for parent in cls.__mro__)]
     return f"; available: {', '.join(names)}"
 
@@ -94,7 +129,8 @@ def _innermost(text: str) -> str:
     before, key, after = text.rpartition('Parser key "')
     if not key:
         return text
-    depth = len(before) - before.rfind("\n") - 1
+    line = before.rpartition("\n")[2]
+    depth = len(line) - len(line.lstrip())
     first, *lines = after.partition('":')[2].split("\n")
     return "\n".join([first, *takewhile(lambda line: not line or len(line) - len(line.lstrip()) > depth, lines)])
 
@@ -102,7 +138,8 @@ def _innermost(text: str) -> str:
 def _value(block: str, text: str, names: Sequence[str]) -> Any:
     """Return the rejected value of the innermost setting, which may be part of the value of an outer setting."""
     pattern = re.compile(
-        r"(?:(?:Got|Given) value:|path string:|load config) (?:NestedArg\(.*?, val=(.*)\)$|(.*))", re.M
+        r"(?:(?:Got|Given) value:|path string:|load config) (?:NestedArg\(.*?, val=(.*)\)$|(.*?)(?:\. Got value:.*)?$)",
+        re.M,
     )
     match = pattern.search(block) or pattern.search(text)
     value: Any = (match[1] or match[2]) if match else ""
@@ -137,10 +174,24 @@ def _names(cls: type) -> list[str]:
     return [*names, *_names(cls.__mro__[1])] if "settings" in names else names
 
 
-def _unknown(name: str, names: Iterable[str], owner: str = "") -> str:
-    """Return the message for an unknown setting, with the closest name of a setting, or of a group of settings."""
+def _unknown(name: str, names: Iterable[str], owner: str = "", setting: str = "") -> str:
+    """Return the message for an unknown setting, with the closest name of a setting, or of a group of settings.
+
+    Args:
+        name: the name.
+        names: the names of the settings that exist.
+        owner: the end of a phrase with the class that has no such setting.
+        setting: the setting whose value is of this class.
+    """
     names = list(names)
+    inside = synonyms(name, [f"{setting}.{other}" for other in names])
+    elsewhere = [other for other in synonyms(name, SETTINGS) if other != f"{setting}.{name}"]
+    if inside or elsewhere:
+        return f"there is no setting {name!r}{owner}; did you mean {[*inside, *elsewhere][0]!r}?"
     groups = {other.split(".")[0] for other in names}
     if (first := name.split(".")[0]) not in groups:
+        settings = {} if owner else {other.rpartition(".")[2]: other for other in (*SETTINGS, *names, *groups)}
+        if close := difflib.get_close_matches(name.replace("-", "_"), settings, n=1, cutoff=0.7):
+            return f"there is no setting {name!r}{owner}; did you mean {settings[close[0]]!r}?"
         name, names = first, sorted(groups)
     return f"there is no setting {name!r}{owner}{nearest(name, names)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -78,8 +79,11 @@ def read_yaml_text(path: Path, setting: str) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
+        names = [str(other) for other in path.parent.glob("*.y*ml")]
+        close = difflib.get_close_matches(str(path), names, n=1) if isinstance(error, FileNotFoundError) else []
+        hint = "".join(f"; did you mean {other!r}?" for other in close)
         raise UserError(
-            f"{setting} must name a readable YAML file, but {str(path)!r} is not: {error.strerror}"
+            f"{setting} must name a readable YAML file, but {str(path)!r} is not: {error.strerror}{hint}"
         ) from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1

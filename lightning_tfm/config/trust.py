@@ -180,7 +180,7 @@ def search_current_folder(trust_packages: Sequence[str]) -> None:
 def trusted_packages() -> list[str]:
     """Return the packages named by `--trust-package`, which must be known before a configuration is parsed."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--trust-package", type=package_names, default=[])
+    parser.add_argument("--trust-package", "--trust_package", type=package_names, default=[])
     options, _ = parser.parse_known_args(sys.argv[1:])
     return options.trust_package
 

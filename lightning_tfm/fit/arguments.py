@@ -36,11 +36,8 @@ def with_options(arguments: list[str], folder: Path, read: Callable[[Path], dict
         read: a function that reads a checkpoint as `read_index` does.
 
     Raises:
-        UserError: if the command has no arguments, or the checkpoint does not contain its configuration.
+        UserError: if the checkpoint does not contain its configuration.
     """
-    if len(arguments) == 1:
-        missing = "an experiment; `lightning-tfm list` shows them" if arguments == ["fit"] else "a checkpoint"
-        raise UserError(f"lightning-tfm {arguments[0]} needs the name of {missing}")
     if arguments[1].startswith("-"):
         return arguments
     command, *options = arguments

@@ -33,6 +33,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning_tfm.callbacks import Checkpoints, ProgressBar, Provenance
 from lightning_tfm.callbacks.heartbeat import is_of_communication
 from lightning_tfm.callbacks.save_config import SaveConfig
+from lightning_tfm.callbacks.training_progress import ProgressLines
 from lightning_tfm.checkpoint import bounded_by
 from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
 from lightning_tfm.config.parsing_errors import format_error
@@ -203,7 +204,7 @@ class TfmCLI(LightningCLI):
         try:
             super().parse_arguments(parser, args)
         except (ArgumentError, TypeError, ValueError) as error:
-            names = [name.lstrip("-") for action in actions(self.command_parser) for name in action.option_strings]
+            names = [action.dest for action in actions(self.command_parser) if action.option_strings]
             raise UserError(format_error(error, names)) from None
         if self.options.trust_package and not trusted_packages():
             raise UserError("--trust-package must be given on the command line, but is in a YAML file")
@@ -340,7 +341,7 @@ class TfmCLI(LightningCLI):
             return cls.from_data(self.datamodule, **settings)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Construct the Trainer, with a progress bar in a terminal, and with a validation at the end of short runs."""
+        """Construct the Trainer, with its output of progress, and with a validation at the end of short runs."""
         config = self.config_init[self.command].trainer
         interval, batches = config.val_check_interval, config.max_steps * config.accumulate_grad_batches
         if type(interval) is int and config.check_val_every_n_epoch is None and 0 < batches < interval:
@@ -351,11 +352,12 @@ class TfmCLI(LightningCLI):
         callbacks = as_list(config.callbacks)
         bars = [callback for callback in callbacks if isinstance(callback, AnyProgressBar)]
         callbacks = [callback for callback in callbacks if has_bar or callback not in bars]
-        kwargs |= {
-            "callbacks": callbacks if bars or not has_bar else [*callbacks, ProgressBar()],
-            "enable_progress_bar": has_bar,
-            "fast_dev_run": config.fast_dev_run or self.options.dry_run,
-        }
+        is_dry = config.fast_dev_run or self.options.dry_run
+        if has_bar and not bars:
+            callbacks.append(ProgressBar())
+        elif config.enable_progress_bar is None and not has_bar and not is_dry:
+            callbacks.append(ProgressLines())
+        kwargs |= {"callbacks": callbacks, "enable_progress_bar": has_bar, "fast_dev_run": is_dry}
         return super().instantiate_trainer(**kwargs, **launched_settings(config))
 
     # Checks, before anything is written

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import get_type_hints
 
+from lightning_tfm.config.parsing_errors import PACKAGES
 from lightning_tfm.errors import UserError, nearest
 
 BASE_CLASSES = ("CausalNetwork", "Network", "Seq2SeqNetwork", "TaskModule")
@@ -39,9 +40,6 @@ PURPOSES = {
     "validate": "Evaluate a checkpoint on the validation data of its experiment.",
     "test": "Evaluate a checkpoint on the test data of its experiment.",
 }
-
-PACKAGES = {"data": "datamodules", "model": "lightning_tfm.tasks", "model.network": "lightning_tfm.networks"}
-"""Packages of the classes that a setting can name."""
 
 
 def help_text(command: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from argparse import SUPPRESS
 from pathlib import Path
@@ -13,7 +12,7 @@ from jsonargparse import ActionConfigFile, Namespace, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_tfm.callbacks import Checkpoints, Heartbeat
-from lightning_tfm.config.experiments import find_experiment
+from lightning_tfm.config.arguments import experiment_path
 from lightning_tfm.config.settings import BoundedLoader, parse_yaml, read_yaml_text
 from lightning_tfm.config.trust import TRUST_HELP, import_policy
 from lightning_tfm.errors import UserError
@@ -43,8 +42,7 @@ class ConfigFile(ActionConfigFile):
     """Action of the `--config` option, which accepts experiment names and reports YAML errors with file and line."""
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        if values and not os.path.exists(values) and "/" not in values and not values.endswith((".yaml", ".yml")):
-            values = str(find_experiment(values))
+        values = str(experiment_path(values))
         text = read_yaml_text(Path(values), "--config")
         parse_yaml(text, Path(values), "--config")
         # The text, since the parser reads no files; the comment, since it takes a lone `NAME:` for a string.
@@ -73,12 +71,13 @@ def add_options(parser: LightningArgumentParser, command: str) -> None:
     parser.add_lightning_class_args(Checkpoints, "checkpoint")
     parser.add_lightning_class_args(Heartbeat, "heartbeat")
     parser.add_argument(
-        "--dry-run", action="store_true", help="check all settings and run one batch, but write nothing"
+        "--dry-run", "--dry_run", action="store_true", help="check all settings and run one batch, but write nothing"
     )
-    parser.add_argument("--trust-package", default="", metavar="NAME[,NAME]", help=TRUST_HELP)
+    parser.add_argument("--trust-package", "--trust_package", default="", metavar="NAME[,NAME]", help=TRUST_HELP)
     # The configuration of a run has this setting, so that the other commands must accept it.
     skipping = "evaluate the best checkpoint on the validation data instead of the test data"
-    parser.add_argument("--skip-test", action="store_true", help=skipping if command == "fit" else SUPPRESS)
+    help = skipping if command == "fit" else SUPPRESS
+    parser.add_argument("--skip-test", "--skip_test", action="store_true", help=help)
     if command == "fit":
         parser.epilog = "--seeds 1..5 trains once per seed; with --jobs N, N runs at a time."
 

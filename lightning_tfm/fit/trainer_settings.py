@@ -82,6 +82,9 @@ def check_settings(config: Namespace, given: Collection[str]) -> None:
         value = trainer[name]
         if re.fullmatch(r"0|-\d+", str(value)) and not (name in UNLIMITED and str(value) == "-1"):
             raise UserError(f"trainer.{name} must be at least 1, but is {value}; try 1")
+    for name in ("gradient_clip_val", "log_every_n_steps"):
+        if (value := trainer[name]) is not None and value < 0:
+            raise UserError(f"trainer.{name} must be at least 0, but is {value}; leave it out")
     days, _, _ = str(trainer.max_time).partition(":")
     if days.isdecimal() and len(days) > 8:  # timedelta raises an OverflowError
         raise UserError(f"trainer.max_time must be below 100,000,000 days, but is {trainer.max_time}; leave it out")
