@@ -23,7 +23,9 @@ class Copy(GeneratedDataModule):
         max_length: maximum number of symbols in a sequence.
         longer_max_length: maximum number of symbols in the "longer" test set, whose minimum is max_length + 1.
         multiples: the multiples of max_length with a test set of their own, such as 2, 4 and 10.
-        train_size, val_size, test_size: number of pairs of each split.
+        train_size: number of training pairs.
+        val_size: number of validation pairs.
+        test_size: number of test pairs.
         longer_size: number of pairs of "longer" and of each multiple.
         batch_size: number of pairs in a training batch, over all processes.
         settings: further arguments of GeneratedDataModule.

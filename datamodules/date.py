@@ -58,8 +58,11 @@ class Date(GeneratedDataModule):
 
     Args:
         locales: babel's names of languages and regions, such as `en` or `de_AT`.
-        first_year, last_year: range of years, fewer than 100, since two digits must identify a year.
-        train_size, val_size, test_size: number of pairs of each split.
+        first_year: first year of the dates.
+        last_year: last year of the dates; fewer than 100 in all, since two digits must identify a year.
+        train_size: number of training pairs.
+        val_size: number of validation pairs.
+        test_size: number of test pairs.
         settings: further arguments of GeneratedDataModule.
 
     Note:

@@ -64,7 +64,9 @@ class DateWorld(GeneratedDataModule):
     training could write.
 
     Args:
-        train_size, val_size, test_size: number of pairs of each split.
+        train_size: number of training pairs.
+        val_size: number of validation pairs.
+        test_size: number of test pairs.
         unseen_size: number of pairs of "unseen_patterns" and "unseen_locales".
         settings: further arguments of GeneratedDataModule.
     """

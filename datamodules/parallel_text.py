@@ -44,8 +44,9 @@ class ParallelText(PairDataModule):
     """Data module of sentences and their translations, from two line-aligned files or from a table of two columns.
 
     Args:
-        train, val: a file of sources and a file of targets, or a table of both (.tsv or .csv), whose header may name
-            further columns; plain or .gz. Names in `FILES` are downloaded unless such files exist.
+        train: training data: a file of sources and a file of targets, or a table of both (.tsv or .csv), whose header
+            may name further columns; plain or .gz. Names in `FILES` are downloaded unless such files exist.
+        val: validation data, as for train.
         test: test data, as for train; by default, the model is tested on the validation split, whose metrics are named
             "val".
         encoding: encoding of the files, by Python's name.

@@ -67,9 +67,11 @@ class Sentiment(LabeledDataModule):
 
     Args:
         train: the training data: a single name, or several files named by label.
-        val, test: separate data; by default, a fraction of the training data.
-        val_fraction, test_fraction: fractions of all texts in [0, 0.5); 0 keeps all texts for training, and requires
-            separate data for the split.
+        val: separate validation data; by default, a fraction of the training data.
+        test: separate test data; by default, a fraction of the training data.
+        val_fraction: fraction of all texts for validation, in [0, 0.5); 0 keeps all texts for training, and requires
+            separate data.
+        test_fraction: fraction of all texts for the test, as for val_fraction.
         encoding: encoding of the texts, by Python's name.
         tokenizer: lower-case words and punctuation marks, or byte-level subwords.
         vocab_size: maximum size of the vocabulary, which keeps the most frequent tokens of the training split.
@@ -77,8 +79,10 @@ class Sentiment(LabeledDataModule):
             disables n-grams.
         header: whether the first line of a table names its columns; inferred by default from known names, such as label
             and text, or from names unlike the fields below; a message says so.
-        label, text: columns of a table, by number from 1, or by name in the first line; by default, those whose
-            names in the first line say so, such as rating and comment, or else the first columns.
+        label: column of the labels in a table, by number from 1, or by name in the first line; by default, the one
+            whose name in the first line says so, such as rating, or else the first column.
+        text: column of the texts in a table, as for label; by default, a name such as comment, or else the second
+            column.
         settings: further arguments of LabeledDataModule.
 
     Note:

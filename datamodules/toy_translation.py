@@ -179,7 +179,9 @@ class ToyTranslation(GeneratedDataModule):
     combinations of an adjective and a noun occur only in the test sets.
 
     Args:
-        train_size, val_size, test_size: number of pairs of each split.
+        train_size: number of training pairs.
+        val_size: number of validation pairs.
+        test_size: number of test pairs.
         max_words: maximum number of words of a German sentence, from 4 to 9; by default, all sentences are used, which
             have up to 10 words. If set, an additional test set "longer" has the sentences with more words.
         longer_size: number of pairs of "longer".

@@ -111,7 +111,7 @@ def main() -> None:
         sys.exit(128 + interrupted.signum)
     except KeyboardInterrupt:
         ignore_signals()
-        sys.exit(130)
+        sys.exit(130 if is_main_process() else 0)  # otherwise, the launcher would kill the first process
     except RuntimeError as error:
         if (message := out_of_memory(str(error))) is None:
             raise

@@ -83,7 +83,7 @@ SYNONYMS = {
     "top-k": "k",
     # Commands
     "compare": "diff significance",
-    "explore": "attention browse interpret serve visualise visualize",
+    "explore": "attention browse interpret serve visualize",
     "export": "convert onnx",
     "fit": "continue learn resume run start train",
     "generate": "decode infer inference predict sample translate",

@@ -114,12 +114,12 @@ def _classes(setting: str, value: str, base: re.Match[str] | None) -> str:
             other: {name.lower(): name for name, cls in classes.items() if cls.__module__.startswith(package)}
             for other, package in PACKAGES.items()
         }
-        names = by_setting.get(setting) or {name.lower(): name for name in classes}
-        if close := difflib.get_close_matches(value.lower(), names, 1, 0.5):
-            return f"; did you mean {names[close[0]]!r}?"
+        of_setting = by_setting.get(setting) or {name.lower(): name for name in classes}
+        if close := difflib.get_close_matches(value.lower(), of_setting, 1, 0.5):
+            return f"; did you mean {of_setting[close[0]]!r}?"
         if other := next((other for other, names in by_setting.items() if value.lower() in names), None):
             return f"; try --{other} {by_setting[other][value.lower()]}"
-        return f"; available: {', '.join(sorted(names.values()))}" if setting in PACKAGES else ""
+        return f"; available: {', '.join(sorted(of_setting.values()))}" if setting in PACKAGES else ""
     names = [name for name, cls in classes.items() if base[1] in (parent.__name__ for parent in cls.__mro__)]
     return f"; available: {', '.join(names)}"
 
@@ -184,7 +184,7 @@ def _unknown(name: str, names: Iterable[str], owner: str = "", setting: str = ""
         setting: the setting whose value is of this class.
     """
     names = list(names)
-    inside = synonyms(name, [f"{setting}.{other}" for other in names])
+    inside = [other for other in names if setting and synonyms(name, [f"{setting}.{other}"])]
     elsewhere = [other for other in synonyms(name, SETTINGS) if other != f"{setting}.{name}"]
     if inside or elsewhere:
         return f"there is no setting {name!r}{owner}; did you mean {[*inside, *elsewhere][0]!r}?"

@@ -48,7 +48,7 @@ class Bar(tqdm):  # type: ignore[type-arg]  # generic in its stub only
         seconds = self.step_time.seconds if self.step_time is not None else values["rate"] and 1 / values["rate"]
         is_known = seconds is not None and values["total"] is not None
         left = f" {tqdm.format_interval((values['total'] - values['n']) * seconds)} left" if is_known else ""
-        return values | {"left": left}
+        return {**values, "left": left}
 
 
 def progress_bar(description: str, is_shown: bool | None = None, **settings: Any) -> Bar:

@@ -201,7 +201,7 @@ def test_too_few_rows_for_elastic_plan(setting, tmp_path, command):
     [
         (["no_such_experiment"], "'no_such_experiment' must be a YAML file or the name of an experiment"),
         (["copy_gpt", "--devices", "0"], "--devices must be at least 1, but is 0; try 1"),
-        (["copy_gpt", "--devices", "two"], "argument --devices: invalid int value: 'two'"),
+        (["copy_gpt", "--devices", "two"], "--devices must be of type int, but is 'two'"),
         (["copy_gpt", "--devices", "65"], "at least the number of processes or micro-batches (65), but is 16"),
         (
             ["copy_gpt", "--config", "elastic", "--data.batch_size", "1"],

@@ -3,15 +3,21 @@
 import inspect
 import re
 import subprocess
+from importlib import import_module
 
 import pytest
 import yaml
+from jsonargparse import ArgumentParser
 
 import datamodules
 from lightning_tfm import networks, tasks
 from lightning_tfm.__main__ import COMMANDS
+from lightning_tfm.commands import SUMMARIES
 from lightning_tfm.config.settings import flatten
+from lightning_tfm.config.trust import trusted
+from lightning_tfm.fit.cli import SettingsCLI, run
 from lightning_tfm.fit.help import BASE_CLASSES
+from lightning_tfm.system.private import actions
 from support.experiments import COPY
 from support.processes import EXPERIMENTS
 
@@ -74,6 +80,27 @@ def test_all_settings_are_listed_without_markup(command):
     assert not re.search(r":(class|meth|func|attr):`|``", printed)
     for refused in ("overfit_batches", "limit_train_batches"):
         assert f"--trainer.{refused}" not in printed
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_every_argument_of_a_command_has_help(name):
+    parser = import_module(f"lightning_tfm.commands.{name}").make_parser()
+    assert [action.dest for action in actions(parser) if not action.help] == []
+
+
+OWN = {cls for cls in trusted().values() if cls.__module__.split(".")[0] in ("datamodules", "lightning_tfm")}
+
+
+@pytest.mark.parametrize("cls", sorted(OWN, key=str), ids=lambda cls: cls.__name__)
+def test_every_argument_of_a_class_has_help(cls):
+    parser = ArgumentParser()
+    parser.add_class_arguments(cls, "setting")
+    assert [action.dest for action in actions(parser) if not action.help] == []
+
+
+def test_every_setting_of_fit_has_help():
+    parser = run(["fit", str(COPY)], SettingsCLI).command_parser
+    assert [action.dest for action in actions(parser) if not action.help] == []
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ LATE = {
         "--max-step 3": ("'max-step'", "'trainer.max_steps'"),
         "--trainer.epochs 3": ("'trainer.epochs'", "'trainer.max_epochs'"),
         "--model.lr 0.1": ("'lr' of lightning_tfm.Seq2SeqModule", "'model.optimizer.lr'"),
-        "--model.network.hidden_size 64": ("'hidden_size' of lightning_tfm.GPT", "'model.network.d_model'"),
+        "--model.network.hidden_size 64": ("'hidden_size' of lightning_tfm.GPT", "'d_model'"),
         "--data.lr 0.1": ("'lr' of datamodules.Copy", "'model.optimizer.lr'"),
         "--foo 3": ("'foo'", "available: checkpoint, ckpt_path"),
         "trainer.max_steps=3": ("--SETTING VALUE", "--trainer.max_steps"),

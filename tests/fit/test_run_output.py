@@ -13,6 +13,7 @@ import yaml
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
 
 from datamodules.date import FORMATS
+from lightning_tfm.callbacks import training_progress
 from lightning_tfm.checkpoint import read
 from lightning_tfm.fit.cli import SettingsCLI
 from lightning_tfm.fit.cli import run as cli_run
@@ -67,6 +68,16 @@ def test_fit_prints_its_metrics_and_examples(run_folder):
     examples = [line for line in out.splitlines() if line.startswith("wrong")]
     assert set(examples) <= wrong
     assert len(examples) == min(3, len(lines) - len(right))
+
+
+@pytest.mark.parametrize(("interval", "seconds", "between"), [(12, 60, []), (60, 0, range(1, 61))])
+def test_a_file_has_a_line_per_validation_and_per_minute_between(interval, seconds, between, monkeypatch, command):
+    monkeypatch.setattr(training_progress, "SECONDS", seconds)
+    printed = command(*fit("gpt", **{"trainer.val_check_interval": interval})).out
+    number = r"\d+\.\d{4}"
+    lines = re.findall(rf"^step (\d+)/60: loss {number}(, val/loss {number})?(?:, \d+ s left)?$", printed, re.M)
+    assert [int(step) for step, loss in lines if loss] == [*range(interval, 61, interval)]
+    assert [int(step) for step, loss in lines if not loss] == [*between]
 
 
 def test_a_run_records_its_provenance(run_folder):

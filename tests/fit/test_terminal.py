@@ -39,6 +39,8 @@ def test_a_terminal_shows_progress_bars(columns, checkpoint, tmp_path):
         assert any(line.startswith(start) for line in bars), start
     last = r"step 60/60 \|.*\| 00:00 left, loss \d\.\d{4}, best \d\.\d{4} val/loss"
     assert any(re.fullmatch(last, line) for line in bars), bars
+    validated = re.findall(r"step (\d+)/60: loss \d\.\d{4}, val/loss \d\.\d{4}", printed)
+    assert validated == ["12", "24", "36", "48", "60"], "the validations stay on the screen"
     assert "starting ..." in printed
     assert "generating train" in printed
     config = yaml.safe_load(next(tmp_path.glob("runs/*/version_0/config.yaml")).read_text())
