@@ -1,4 +1,4 @@
-"""The built wheel, installed into an empty folder."""
+"""The package, installed as a wheel and as an editable clone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -32,19 +33,28 @@ def run_command(*command: object, cwd: Path, **environment: str) -> str:
     return child.stdout
 
 
+def copy_source(folder: Path) -> Path:
+    """Copy what the package is built from into a folder, and return the folder."""
+    for name in ("lightning_tfm", "datamodules", "experiments"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (".gitignore", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def pip(command: str, *arguments: object, cwd: Path) -> None:
+    """Run a command of pip without network access."""
+    options = ["--quiet", "--disable-pip-version-check", "--no-deps"]
+    run_command(sys.executable, "-m", "pip", command, *options, *arguments, cwd=cwd)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """Install the wheel into a folder, with the dependencies of this environment."""
-    source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
-    for name in ("lightning_tfm", "datamodules", "experiments"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    options = ["--quiet", "--disable-pip-version-check", "--no-deps"]
-    pip = [sys.executable, "-m", "pip"]
-    run_command(*pip, "wheel", *options, "--no-build-isolation", "--wheel-dir", source, source, cwd=source)
+    source, site = copy_source(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("site")
+    pip("wheel", "--no-build-isolation", "--wheel-dir", source, source, cwd=source)
     (wheel,) = source.glob("*.whl")
-    run_command(*pip, "install", *options, "--target", site, wheel, cwd=source)
+    pip("install", "--target", site, wheel, cwd=source)
     return site
 
 
@@ -81,3 +91,19 @@ def test_fit_of_named_experiment(site, installed, tmp_path):
     assert (tmp_path / "runs/date_attention_lstm/version_0/checkpoints/best.ckpt").is_file()
     where = installed("-c", "print(__import__('lightning_tfm').__file__)")
     assert Path(where.strip()).is_relative_to(site)
+
+
+def test_editable_clone_is_imported_from_the_folder_above(tmp_path):
+    """A clone's folder has the name of the package, but is only a namespace package."""
+    source, environment = copy_source(tmp_path / "lightning_tfm"), tmp_path / "environment"
+    run_command(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)
+    pip(
+        *("install", "--ignore-installed", "--no-build-isolation", "--prefix", environment, "--editable", source),
+        cwd=tmp_path,
+    )
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
+    program = "import lightning_tfm; print(lightning_tfm.AttentionLSTM, lightning_tfm.__file__)"
+    printed = run_command(environment / "bin/python", "-c", program, cwd=tmp_path, PYTHONPATH="")
+    *_, file = printed.split()
+    assert Path(file) == source / "lightning_tfm/__init__.py"
