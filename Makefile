@@ -1,16 +1,38 @@
-# Common commands. PYTHON is only used to create the virtual environment.
-PYTHON ?= python3
+# Common commands. Each first installs what it needs. PYTHON is the Python of a new environment, or of one to replace.
+SHELL := bash
 BIN := .venv/bin
-INSTALLED := .venv/installed
+PYTHON ?= $(if $(wildcard .venv/installed*),$(BIN)/python,python3)
+INSTALLED := .venv/installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
 .PHONY: install train test test-all test-soak coverage reproduce bench lint docs
+.NOTPARALLEL: # one installation at a time
 
 install: $(INSTALLED)
 
+# Replace an environment of another Python, or one whose installation was interrupted.
 $(INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,lint,docs]'
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("error: Python must be 3.11 or newer, but \
+	$(PYTHON) is %d.%d; try: make install PYTHON=python3.12" % sys.version_info[:2])'
+	@echo 'Installing PyTorch and the other packages for training in .venv: 0.3 GB to'
+	@echo 'download, or 2.9 GB on Linux, where PyTorch includes CUDA; 1 to 3 minutes on a'
+	@echo 'fast network.'
+	@test -e $@ || $(PYTHON) -m venv --clear .venv
+	@$(call install,--editable .)
 	@touch $@
+
+# Install an extra of pyproject.toml.
+$(INSTALLED)-%: $(INSTALLED)
+	@echo 'Installing the packages of lightning_tfm[$*] in .venv.'
+	@$(call install,--editable '.[$*]')
+	@touch $@
+
+# Install with uv if it is on the path, otherwise with pip. Of the output of pip, show the downloads of 10 MB or more.
+# Modules are compiled when they are first imported, as with uv.
+install = set -o pipefail; if type uv &>/dev/null; then uv pip install --python $(BIN)/python --constraint constraints.txt $(1); \
+	else $(BIN)/python -m pip install --no-compile --disable-pip-version-check --constraint constraints.txt $(1) | awk ' \
+		/(Downloading|Using cached) .*[0-9][0-9]\.[0-9] MB/ \
+			{ split($$(NF - 1) "-" $$(NF - 2), part, /[(-]/); print "  " part[3] " " part[4] ": " part[2] " MB"; fflush() } \
+		/^Installing collected/ { print "  unpacking"; fflush() }'; fi
 
 # Train the date experiment, then predict three dates.
 train: install
@@ -18,23 +40,23 @@ train: install
 	$(BIN)/lightning-tfm generate $$(ls -td runs/date_attention_lstm/version_*/ | head -n 1)checkpoints/best.ckpt \
 		'Thursday, May 3, 1979' '7/4/76' 'Fri 31, Dec 1999'
 
-test: install
+test: $(INSTALLED)-test
 	$(BIN)/python -m pytest
 
 # Run all tests but those of test-soak, including runs in several processes, killed and resumed runs, damaged files, the
 # tutorials, the report and the explorer in browsers, which require chromium, chromiumdriver and firefox-esr (Debian packages
 # chromium, chromium-driver and firefox-esr), its scripts in Node (Debian package nodejs), and runs on several machines in
 # network namespaces, which require root on Linux and the command ip (Debian package iproute2).
-test-all: install
+test-all: $(INSTALLED)-test
 	$(BIN)/python -m pytest -m "not soak" --durations=20
 
 # Run the tests with kills that test-all leaves out: of more networks and optimizers, and of a sweep that is killed 50 times.
-test-soak: install
+test-soak: $(INSTALLED)-test
 	$(BIN)/python -m pytest -m soak
 
 # Measure the line coverage of test-all, including their child processes, except two tests in which coverage itself fails:
 # it cannot write its data to a full disk, and a signal that interrupts it can leave its lock locked.
-coverage: install
+coverage: $(INSTALLED)-test
 	$(BIN)/python -m pytest -m "not soak" --cov --cov-report=term-missing:skip-covered \
 		--deselect tests/runs/test_damaged_checkpoints.py::test_a_full_disk_is_reported_and_the_previous_checkpoint_is_kept \
 		--deselect tests/runs/test_signals.py::test_two_signals_at_once_print_no_traceback
@@ -48,12 +70,13 @@ bench: $(INSTALLED)-bench
 	$(BIN)/python -m benchmarks $(if $(FULL),--full)
 
 $(INSTALLED)-bench: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
-	# without dependencies: apart from maxwell, the benchmarks need none of yoyodyne's
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps yoyodyne maxwell
+	@echo 'Installing the packages of the peers in .venv.'
+	@$(call install,--editable '.[bench]')
+	@# without dependencies: apart from maxwell, the benchmarks need none of yoyodyne's
+	@$(call install,--no-deps yoyodyne maxwell)
 	@touch $@
 
-lint: install
+lint: $(INSTALLED)-lint
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/codespell
@@ -61,5 +84,5 @@ lint: install
 	$(BIN)/mypy
 
 # Build the documentation in docs/_build/html. Warnings are errors.
-docs: install
+docs: $(INSTALLED)-docs
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
