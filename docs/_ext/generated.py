@@ -195,7 +195,7 @@ def commands() -> str:
             parts.append(f"{sentence(summary)}\n\n{_fit()}")
         elif command in LIGHTNING_COMMANDS:
             parts.append(
-                f"{sentence(summary)} `lightning-tfm {command} CHECKPOINT` is enough, since a checkpoint contains\n"
+                f"{sentence(summary)} `lightning-tfm {command} RUN` is enough, since a checkpoint contains\n"
                 "the settings of its experiment; options of [fit](#fit) override its settings.\n"
             )
         else:

@@ -15,13 +15,16 @@ from lightning_tfm.config.experiments import default_folder, list_experiments
 from lightning_tfm.fit.trainer_settings import HIDDEN
 from lightning_tfm.system.private import actions
 
-OPTIONS = ("config", "ckpt_path", "seed_everything", "dry-run", "print_config", "data", "model", "model.network")
+OPTIONS = (
+    *("config", "ckpt_path", "name", "seed_everything", "dry-run", "print_config"),
+    *("data", "model", "model.network"),
+)
 """Options of `fit`, `validate` and `test` in addition to those of the Trainer."""
 
 SEEDS = ("seeds", "jobs")
 """Options of `fit` alone."""
 
-FILES = ("CHECKPOINT", "FILE", "GROUP", "RUN", "SPEC")
+FILES = ("FILE", "GROUP", "RUN", "SPEC")
 """Metavars of arguments that are files or folders."""
 
 
@@ -55,7 +58,7 @@ def _all_commands() -> ArgumentParser:
         if name in ("fit", "plan"):
             parser.add_argument("experiment", choices=experiments)
         elif name in ("validate", "test"):
-            parser.add_argument("checkpoint", metavar="CHECKPOINT")
+            parser.add_argument("run", metavar="RUN")
         if name in ("fit", "plan", "validate", "test"):
             for option in (*OPTIONS, *settings, *(SEEDS if name == "fit" else ())):
                 parser.add_argument(f"--{option}")

@@ -13,6 +13,7 @@ from lightning_tfm.explore.file import write_page
 from lightning_tfm.explore.server import serve
 from lightning_tfm.fit.cli import data_of_checkpoint
 from lightning_tfm.inference.loading import load
+from lightning_tfm.runs.names import HELP, named_checkpoint
 
 PORTS = range(1024, 65_536)
 """Ports that do not require root privileges."""
@@ -28,11 +29,13 @@ def explore(arguments: list[str]) -> int:
         if has_settings:
             parser.error(f"unrecognized arguments: {' '.join(settings)}")
         check_new_file("--output", options.output, options.overwrite)
-    predictors = [load(checkpoint, options.trust_package) for checkpoint in options.checkpoints]
-    names = model_names([*map(Path, options.checkpoints)])
+    checkpoints = [*map(named_checkpoint, options.checkpoints)]
+    predictors = [load(checkpoint, options.trust_package) for checkpoint in checkpoints]
+    names = model_names(checkpoints)
+    paths = [*map(str, checkpoints)]
     settings += trust_arguments(options.trust_package)
-    data = [cache(partial(data_of_checkpoint, checkpoint, settings)) for checkpoint in options.checkpoints]
-    models = zip(predictors, names, data, options.checkpoints, strict=True)
+    data = [cache(partial(data_of_checkpoint, checkpoint, settings)) for checkpoint in paths]
+    models = zip(predictors, names, data, paths, strict=True)
     explorers = [Explorer(*model, settings) for model in models]
     if options.output is not None:
         size = write_page(explorers, options.output)
@@ -58,7 +61,7 @@ def make_parser() -> CommandParser:
         "contributions and similar training examples. Further options are those of test, such as --data.path for "
         "other data.",
     )
-    parser.add_argument("checkpoints", metavar="CHECKPOINT", nargs="+", help="a file that fit has written")
+    parser.add_argument("checkpoints", metavar="RUN", nargs="+", help=HELP)
     parser.add_argument("--port", type=int, metavar="N", help="port of the page (default: a free one)")
     parser.add_argument(
         "--no-browser", dest="browser", action="store_false", help="print the address without opening a browser"

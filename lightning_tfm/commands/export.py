@@ -24,6 +24,7 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.inference import Predictor, ctranslate, onnx_pair
 from lightning_tfm.inference.loading import load, restore
 from lightning_tfm.networks import GPT, Transformer
+from lightning_tfm.runs.names import HELP, named_checkpoint
 from lightning_tfm.tokenization import BOS, EOS, PAD
 
 TOLERANCE = 1e-4
@@ -45,7 +46,7 @@ Inputs = dict[str, Tensor]
 def export(arguments: list[str]) -> int:
     """Write a folder with the network in the chosen format, and its tokenizer and hyper-parameters in config.json."""
     options = make_parser().parse_args(arguments)
-    path = Path(options.checkpoint)
+    path = named_checkpoint(options.checkpoint)
     checkpoint = read(path)
     predictor = restore(checkpoint, path, options.trust_package)
     settings = {k: v for k, v in checkpoint["hyper_parameters"].items() if k not in ("optimizer", "lr_schedule")}
@@ -83,7 +84,7 @@ def make_parser() -> CommandParser:
         "lightning-tfm export",
         description="Write a trained network for other programs, and compare its outputs with those of the checkpoint.",
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file that fit has written")
+    parser.add_argument("checkpoint", metavar="RUN", help=HELP)
     parser.add_argument(
         "--format",
         choices=sorted(FILES),

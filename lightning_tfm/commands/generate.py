@@ -17,6 +17,7 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.inference import LinePrediction, OutputStep, Predictor, clean_line
 from lightning_tfm.inference.attention_maps import AttentionMap
 from lightning_tfm.inference.decoding import DecodingOptions
+from lightning_tfm.runs.names import HELP
 
 BARS = " ▁▂▃▄▅▆▇█"
 """Characters for attention weights from 0 to the largest."""
@@ -68,7 +69,7 @@ def make_parser() -> CommandParser:
         description="Write the output for each text: a line, a continuation, or a label with its probability, "
         "depending on the model. Reads standard input if neither TEXT nor --input is given.",
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file that fit has written")
+    parser.add_argument("checkpoint", metavar="RUN", help=HELP)
     parser.add_lines("an input text")
     parser.add_argument(
         "--beam-size", type=int, metavar="N", help="search with N beams (default: that of --n-best; 1: greedy)"

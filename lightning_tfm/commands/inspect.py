@@ -20,6 +20,7 @@ from lightning_tfm.insight.inspection import number_of_steps
 from lightning_tfm.networks import Network
 from lightning_tfm.reporting.inspection import further_tables, sentences, summary, tables
 from lightning_tfm.runs.inspection import Inspection, OutcomeRecord
+from lightning_tfm.runs.names import HELP, named_checkpoint
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import relative, write_text
 from lightning_tfm.system.progress import progress_bar
@@ -46,6 +47,7 @@ def inspect(arguments: list[str]) -> int:
         raise UserError("--against needs a text to compare with; add --input TEXT")
     if options.examples < 2:
         raise UserError(f"--examples must be at least 2, but is {options.examples}; try {EXAMPLES}")
+    options.checkpoint = str(named_checkpoint(options.checkpoint))
     predictor = load(options.checkpoint, options.trust_package)
     written = Run(options.output or Path(options.checkpoint).resolve().parent.parent)
     if not options.output and not written.exists:
@@ -83,7 +85,7 @@ def make_parser() -> CommandParser:
         "test data of the checkpoint, and the layers and symbols that decide the output for a text. Further options "
         "are those of test, such as --data.path for other data.",
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file that fit has written")
+    parser.add_argument("checkpoint", metavar="RUN", help=HELP)
     parser.add_argument(
         "--input", action="append", default=[], metavar="TEXT", help="inspect the output for a text, too"
     )

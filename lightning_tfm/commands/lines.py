@@ -26,6 +26,7 @@ from lightning_tfm.inference import BATCH_SIZE, OutputStep, Predictor
 from lightning_tfm.inference.loading import load
 from lightning_tfm.layers import quantize
 from lightning_tfm.runs.lock import lock_file
+from lightning_tfm.runs.names import named_checkpoint
 from lightning_tfm.system.files import naming_file, replace_file, write_text
 from lightning_tfm.system.progress import progress_bar
 
@@ -62,10 +63,14 @@ def _step(symbol: str, probability: float) -> dict[str, Any]:
 
 
 def load_predictor(options: Namespace) -> Predictor:
-    """Load the model of a command: quantized on the CPU with `int8`, otherwise on the GPU, if there is one."""
-    if options.texts and os.path.isfile(options.texts[0]) and not os.path.exists(options.checkpoint):
+    """Load the model of a command: quantized on the CPU with `int8`, otherwise on the GPU, if there is one.
+
+    The path of the checkpoint replaces the name of a run, since an interrupted command must continue with the same one.
+    """
+    if options.texts and Path(options.texts[0]).suffix == ".ckpt" and os.path.isfile(options.texts[0]):
         first = shell_quote(options.texts[0])
-        raise UserError(f"CHECKPOINT must come before TEXT, but is {options.checkpoint!r}; try {first} first")
+        raise UserError(f"RUN must come before TEXT, but is {options.checkpoint!r}; try {first} first")
+    options.checkpoint = str(named_checkpoint(options.checkpoint))
     predictor = load(options.checkpoint, options.trust_package)
     if options.int8:
         quantize(predictor.network)

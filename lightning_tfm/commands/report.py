@@ -10,7 +10,7 @@ from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.inference.loading import load
 from lightning_tfm.reporting import collect_run, render, run_names
 from lightning_tfm.reporting.collect import RunPage
-from lightning_tfm.runs.record import Run
+from lightning_tfm.runs.names import HELP, named_run
 from lightning_tfm.system.files import write_text
 
 POINTS = 1_200
@@ -23,16 +23,10 @@ MAX_PAGE_SIZE = 5_000_000
 def report(arguments: list[str]) -> int:
     """Write the page, and omit predictions and attention examples if it would be larger than MAX_PAGE_SIZE."""
     options = make_parser().parse_args(arguments)
-    for run in options.runs:
-        if not Run(Path(run)).exists:
-            raise UserError(
-                f"RUN must be the folder of a run, which holds its {Run.CONFIG}, but {run!r} does not; "
-                "try runs/NAME/version_0"
-            )
+    folders = [named_run(run).folder for run in options.runs]
     is_folder = options.output.endswith("/") or Path(options.output).is_dir()
     output = Path(options.output, "report.html" if is_folder else "")
     check_new_file("--output", output, options.overwrite)
-    folders = [Path(run) for run in options.runs]
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise UserError("RUN must name each run once, but one is given twice; remove it")
     pages = [
@@ -86,7 +80,7 @@ def make_parser() -> CommandParser:
         "lightning-tfm report",
         description="Show runs on one page: settings, curves, errors and attention. It needs no network.",
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="the folder of a run, such as runs/date_gpt/version_0")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help=HELP)
     parser.add_argument(
         "--output",
         default="report.html",

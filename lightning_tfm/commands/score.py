@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from lightning_tfm.commands.lines import LineOutput, json_line, load_predictor, read_chunks
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.inference import Score
+from lightning_tfm.runs.names import HELP
 
 
 def score(arguments: list[str]) -> int:
@@ -45,7 +46,7 @@ def make_parser() -> CommandParser:
         "its source, separated by a tab, or of a text given its first token. Reads standard input if neither TEXT nor "
         "--input is given.",
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file that fit has written")
+    parser.add_argument("checkpoint", metavar="RUN", help=HELP)
     parser.add_lines("a line: SOURCE, a tab and TARGET, or a text")
     parser.add_argument(
         "--json",

@@ -30,7 +30,7 @@ SERVER_KEYS = ("name", "description", "entity", "project", "program")
 
 METHODS = ("random", "grid", "bayes")
 
-RESERVED = ("checkpoint.monitor", "checkpoint.mode", "ckpt_path", "config", "skip_test", "trainer.logger")
+RESERVED = ("checkpoint.monitor", "checkpoint.mode", "ckpt_path", "config", "name", "skip_test", "trainer.logger")
 """Settings of `fit` that a sweep sets itself, or that are not settings of the training."""
 
 ARGS = "${args}"

@@ -18,6 +18,7 @@ from typing import Any
 from lightning_tfm.comparison.statistics import Interval, mean_interval
 from lightning_tfm.config.settings import is_below
 from lightning_tfm.errors import UserError
+from lightning_tfm.runs.names import ROOT, named_run
 from lightning_tfm.runs.record import HEADLINES, Run, Start
 from lightning_tfm.system.files import relative
 
@@ -72,7 +73,8 @@ def find_groups(arguments: Sequence[str]) -> tuple[list[Group], list[str]]:
     """Return the groups of runs that some arguments name, and notes on runs that are left out.
 
     An argument `NAME=RUNS[,RUNS]` is one group. The runs of all other arguments are grouped by their settings except
-    for the seed. RUNS is the folder of a run, a folder of such folders, or a pattern.
+    for the seed. RUNS is the folder of a run, a folder of such folders, a pattern
+    or a checkpoint; folders may be relative to ROOT, so that the name of an experiment stands for all of its runs.
 
     Raises:
         UserError: if an argument names no run, if a group has no finished run, or if a run is in two groups.
@@ -116,15 +118,18 @@ def group_runs(runs: Iterable[tuple[str, Run]]) -> list[Group]:
 
 def _find_runs(path: str, argument: str) -> list[Run]:
     """Return the runs at a path, in natural order; raise UserError if there are none."""
-    names = [path] if path and Path(path).is_dir() else glob.glob(path)  # an empty path would be the current folder
-    folders = [Path(name) for name in names if Path(name).is_dir()]
-    runs = [run for folder in folders for run in ([Run(folder)] if Run(folder).exists else Run.below(folder))]
-    if not runs:
-        raise UserError(
-            f"GROUP must name runs, but {argument!r} names none; try a folder of runs, such as runs/date_gpt, "
-            "or NAME=FOLDER"
-        )
-    return sorted(runs, key=_natural)
+    if Path(path).is_file():
+        return [named_run(path)]
+    for place in (path, str(ROOT / path)) if path else ():  # an empty path would be the current folder
+        names = [place] if Path(place).is_dir() else glob.glob(place)
+        folders = [Path(name) for name in names if Path(name).is_dir()]
+        runs = [run for folder in folders for run in ([Run(folder)] if Run(folder).exists else Run.below(folder))]
+        if runs:
+            return sorted(runs, key=_natural)
+    raise UserError(
+        f"GROUP must name runs, but {argument!r} names none; try an experiment, such as date_gpt, a folder of runs, or "
+        "NAME=RUNS"
+    )
 
 
 def _natural(run: Run) -> list[tuple[bool, int, str]]:

@@ -14,7 +14,7 @@ from lightning_tfm.errors import DamagedError, UserError
 T = TypeVar("T")
 
 IGNORED = (
-    *("ckpt_path", "config", "dry_run", "heartbeat", "skip_test", "trust_package"),
+    *("ckpt_path", "config", "dry_run", "heartbeat", "name", "skip_test", "trust_package"),
     *("trainer.enable_model_summary", "trainer.enable_progress_bar", "trainer.logger", "trainer.profiler"),
 )
 """Settings that do not change the weights of a run."""

@@ -1,4 +1,4 @@
-"""Positional arguments: the experiment of `fit`, and the checkpoint of `validate` and `test`."""
+"""Positional arguments: the experiment of `fit`, and the run of `validate` and `test`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 from lightning_tfm.checkpoint import read_index
 from lightning_tfm.config.settings import parse_yaml
 from lightning_tfm.errors import UserError
-from lightning_tfm.runs.record import Run
+from lightning_tfm.runs.names import named_checkpoint
 
 LOGGERS: dict[str, dict[str, Any]] = {
     "CSVLogger": {"save_dir": "runs", "name": None},
@@ -28,7 +28,7 @@ SAVING = ("ModelCheckpoint", "OnExceptionCheckpoint")
 
 
 def with_options(arguments: list[str], folder: Path, read: Callable[[Path], dict[str, Any]] = read_index) -> list[str]:
-    """Replace a positional argument, an experiment to fit or a checkpoint to evaluate, with the equivalent options.
+    """Replace a positional argument, an experiment to fit or a run to evaluate, with the equivalent options.
 
     Args:
         arguments: the command and its arguments.
@@ -36,16 +36,14 @@ def with_options(arguments: list[str], folder: Path, read: Callable[[Path], dict
         read: a function that reads a checkpoint as `read_index` does.
 
     Raises:
-        UserError: if the checkpoint does not contain its configuration.
+        UserError: if there is no such run, or the checkpoint does not contain its configuration.
     """
     if arguments[1].startswith("-"):
         return arguments
     command, *options = arguments
     if command == "fit":
         return [command, "--config", *options]
-    path = Path(options[0])
-    if path.is_dir():
-        path = Run(path).checkpoint(Run.BEST, Run.LAST) or path
+    path = named_checkpoint(options[0])
     experiment = read(path).get("experiment")
     if experiment is None:
         raise UserError(
@@ -79,7 +77,7 @@ def _settings(text: str, path: Path) -> dict[str, Any]:
     is_canonical = isinstance(loggers, list) and isinstance(callbacks, list)
     if not is_canonical or not all(name.isidentifier() for name in (*settings, *trainer)):
         raise ValueError("the settings are not in the form of fit")
-    settings |= {"ckpt_path": None, "trust_package": ""}  # only the command line may set them
+    settings |= {"ckpt_path": None, "name": None, "trust_package": ""}  # only the command line may set them
     trainer["default_root_dir"] = trainer["profiler"] = None
     for index, logger in enumerate(loggers):
         if (replaced := LOGGERS.get(logger["class_path"].rpartition(".")[2])) is not None:

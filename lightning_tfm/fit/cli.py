@@ -78,6 +78,7 @@ from lightning_tfm.networks import Network
 from lightning_tfm.networks.network import complete
 from lightning_tfm.optimizers import LRSchedule
 from lightning_tfm.runs.metrics_writer import MetricsWriter
+from lightning_tfm.runs.names import named_checkpoint
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import delete_folder, relative
 from lightning_tfm.system.memory import gc_disabled, keep_freed_memory
@@ -236,7 +237,9 @@ class TfmCLI(LightningCLI):
             self._convert_epochs()
         if options.trainer.logger is not False:
             names = [Path(str(path)).stem for path in options.config or []]
-            options.trainer.logger = loggers_of_run(options.trainer.logger, names[0] if names else "unnamed")
+            options.trainer.logger = loggers_of_run(
+                options.trainer.logger, names[0] if names else "unnamed", options.name
+            )
         self._find_checkpoint()
         if self.ckpt_path is not None:
             content = self.checkpoints.peek(self.ckpt_path)
@@ -267,7 +270,9 @@ class TfmCLI(LightningCLI):
             self.resumed = find_run(path, folder, max_steps, self.checkpoints.peek)
             resumed = self.resumed and str(self.resumed.checkpoint)
             self.ckpt_path = resumed or (None if path == "last" else path)
-        elif path == "last":
+        elif path != "last":
+            self.ckpt_path = str(named_checkpoint(path))
+        else:
             newest = newest_checkpoint(map(Run, folder.glob("*")), self.checkpoints.peek)
             if newest is None:
                 raise no_checkpoint(folder)
@@ -544,7 +549,7 @@ def data_of_checkpoint(checkpoint: str, settings: Sequence[str]) -> TaskDataModu
     """Return the data on which a checkpoint is tested, with all splits.
 
     Args:
-        checkpoint: the path of the checkpoint.
+        checkpoint: the checkpoint.
         settings: further arguments of `test`.
     """
     data = cast(TaskDataModule, run(["test", checkpoint, *settings], SettingsCLI).datamodule)

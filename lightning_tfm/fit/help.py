@@ -17,6 +17,7 @@ BASE_CLASSES = ("CausalNetwork", "Network", "Seq2SeqNetwork", "TaskModule")
 SETTINGS = """\
   -c, --config YAML          read a YAML file; later files override earlier ones
   --ckpt_path CHECKPOINT     {ckpt_path}
+  --name NAME                write to runs/NAME instead of runs/EXPERIMENT
   --seed_everything N        {seed}
   --num_threads N            threads of each process on a CPU, 1 by default
   --dry-run                  check all settings, run a batch, write nothing
@@ -37,8 +38,8 @@ SETTINGS = """\
 
 PURPOSES = {
     "fit": "Train the model of an experiment, then test its best checkpoint.",
-    "validate": "Evaluate a checkpoint on the validation data of its experiment.",
-    "test": "Evaluate a checkpoint on the test data of its experiment.",
+    "validate": "Evaluate a run on the validation data of its experiment.",
+    "test": "Evaluate a run on the test data of its experiment.",
 }
 
 
@@ -54,7 +55,7 @@ def help_text(command: str) -> str:
         model=_column(f"{', '.join(_classes('model'))}; .optimizer.lr X"),
         network=_column(f"{', '.join(_classes('model.network'))}; .d_model N"),
     )
-    usage = f"lightning-tfm {command} {'EXPERIMENT' if is_fit else 'CHECKPOINT'} [--SETTING VALUE ...]"
+    usage = f"lightning-tfm {command} {'EXPERIMENT' if is_fit else 'RUN'} [--SETTING VALUE ...]"
     return f"usage: {usage}\n{PURPOSES[command]}\n\n{settings}"
 
 

@@ -18,10 +18,11 @@ from lightning_tfm.config.trust import TRUST_HELP, import_policy
 from lightning_tfm.errors import UserError
 from lightning_tfm.fit.trainer_settings import HIDDEN
 from lightning_tfm.networks import Network
+from lightning_tfm.runs.names import HELP as RUN_HELP
 from lightning_tfm.system.private import actions, read_no_files, replace_yaml_loader, yaml_loader
 from lightning_tfm.tasks import TaskModule
 
-EVALUATED = "checkpoint to evaluate: a file, or `last` for the newest one of the experiment"
+EVALUATED = f"checkpoint to evaluate: {RUN_HELP}; or `last` for the newest checkpoint of the experiment"
 RESUMED = (
     "checkpoint to start from: a file, the folder of a run to resume, or `last` for the newest unfinished run "
     "of the experiment or, if there is none, the newest finished run, if it can be extended"
@@ -72,6 +73,9 @@ def add_options(parser: LightningArgumentParser, command: str) -> None:
     parser.add_lightning_class_args(Heartbeat, "heartbeat")
     parser.add_argument(
         "--dry-run", "--dry_run", action="store_true", help="check all settings and run one batch, but write nothing"
+    )
+    parser.add_argument(
+        "--name", type=str | None, default=None, help="write to runs/NAME (default: the name of the experiment)"
     )
     parser.add_argument("--trust-package", "--trust_package", default="", metavar="NAME[,NAME]", help=TRUST_HELP)
     # The configuration of a run has this setting, so that the other commands must accept it.

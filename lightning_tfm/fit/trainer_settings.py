@@ -30,6 +30,9 @@ UNLIMITED = ("devices", "max_epochs", "num_nodes")
 POSITIVE = (*UNLIMITED, "accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval")
 """Settings of the Trainer that must be at least 1."""
 
+PLAIN_NAME = re.compile(r"[^\W_][\w.+-]*")
+"""Name of a run: a folder, but not a path, an option or a hidden folder."""
+
 HIDDEN = ("overfit_batches", *REFUSED)
 """Settings of the Trainer that help and shell completion omit."""
 
@@ -52,7 +55,7 @@ def defaults() -> dict[str, Any]:
 
 
 def check_settings(config: Namespace, given: Collection[str]) -> None:
-    """Raise UserError unless the seed, the number of threads and the settings of the Trainer are supported.
+    """Raise UserError unless the seed, the threads, the name and the settings of the Trainer are supported.
 
     Epochs in a YAML file give way to the number that they would be converted to, if the command line has one.
     """
@@ -61,6 +64,11 @@ def check_settings(config: Namespace, given: Collection[str]) -> None:
         raise UserError(f"seed_everything must be from 0 to {2**32 - 1}, but is {config.seed_everything}; try 1")
     if config.num_threads < 1:
         raise UserError(f"num_threads must be at least 1, but is {config.num_threads}; try 1")
+    if config.name is not None and not PLAIN_NAME.fullmatch(config.name):
+        raise UserError(
+            "name must be the name of a folder, of letters, digits and . _ + - only, that begins with a letter or a "
+            f"digit, but is {config.name!r}; try my_run"
+        )
     if trainer.overfit_batches:
         raise UserError(
             f"trainer.overfit_batches must be 0, but is {trainer.overfit_batches}; "
@@ -116,12 +124,13 @@ def check_evaluations(settings: Namespace, data: TaskDataModule) -> None:
             )
 
 
-def loggers_of_run(logger: Any, name: str) -> list[Namespace]:
+def loggers_of_run(logger: Any, experiment: str, name: str | None = None) -> list[Namespace]:
     """Return the loggers of a run, starting with a CSVLogger, which creates the folder of the run.
 
     Args:
         logger: the setting `trainer.logger`.
-        name: the name of the experiment: the default name of the CSVLogger, and the default group in W&B.
+        experiment: the name of the experiment: the default name of the CSVLogger, and the default group in W&B.
+        name: the name that replaces both; None if it is not set.
     """
     loggers = [] if logger is True else as_list(logger)
     indices = [index for index, other in enumerate(loggers) if other.class_path.rpartition(".")[2] == "CSVLogger"]
@@ -130,10 +139,10 @@ def loggers_of_run(logger: Any, name: str) -> list[Namespace]:
     else:
         settings = Namespace(save_dir="runs", name=None, version=None, prefix="", flush_logs_every_n_steps=100)
         first = Namespace(class_path=CSV, init_args=settings)
-    first.init_args.name = first.init_args.name or name
+    first.init_args.name = name or first.init_args.name or experiment
     for other in loggers:
         if other.class_path == WANDB and other.init_args.get("group") is None:
-            other.init_args.group = name
+            other.init_args.group = name or experiment
     for other in (first, *loggers):
         if save_dir := other.get("init_args.save_dir"):  # in a YAML file, which no shell expands
             other.init_args.save_dir = str(expand_path(save_dir))

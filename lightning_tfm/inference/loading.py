@@ -14,6 +14,7 @@ from lightning_tfm.config.trust import import_trusted
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference import Predictor
 from lightning_tfm.networks import CausalNetwork, Network
+from lightning_tfm.runs.names import named_checkpoint
 from lightning_tfm.tokenization import tokenizer_from_dict
 
 Class = TypeVar("Class")
@@ -23,7 +24,7 @@ def load(path: str | Path, trust_packages: Sequence[str] = ()) -> Predictor:
     """Load the trained model of a checkpoint, in evaluation mode on the CPU.
 
     Args:
-        path: the path of the checkpoint.
+        path: a checkpoint, or a run, see `named_checkpoint`.
         trust_packages: further packages, installed or in the current folder, from which the classes of the network and
             of the predictor may be imported.
 
@@ -31,9 +32,10 @@ def load(path: str | Path, trust_packages: Sequence[str] = ()) -> Predictor:
         The predictor of the task, see `TaskModule.predictor_class`.
 
     Raises:
-        UserError: if the file is damaged or not a checkpoint of lightning_tfm, or if a class of the model belongs
+        UserError: if there is no such run, if the file is damaged or not a checkpoint of lightning_tfm, or if a class of the model belongs
             neither to lightning_tfm nor to a trusted package.
     """
+    path = named_checkpoint(path)
     return restore(read(path), path, trust_packages)
 
 
