@@ -21,6 +21,7 @@ from lightning_tfm.errors import (
     Interrupted,
     UserError,
     escape_controls,
+    format_command,
     ignore_signals,
     is_main_process,
     nearest,
@@ -36,8 +37,7 @@ commands:
 {commands}
 
   lightning-tfm fit date_attention_lstm
-  lightning-tfm generate \\
-    runs/date_attention_lstm/version_0/checkpoints/best.ckpt "May 3, 1979"
+  lightning-tfm generate date_attention_lstm "May 3, 1979"
 
 `lightning-tfm COMMAND --help` lists the settings of a command.
 `lightning-tfm --version` prints the version.
@@ -45,8 +45,8 @@ commands:
 
 LIGHTNING_COMMANDS = {
     "fit": "train the model of an experiment, then test the best checkpoint",
-    "validate": "evaluate a checkpoint on the validation data of an experiment",
-    "test": "evaluate a checkpoint on the test data of an experiment",
+    "validate": "evaluate a run on the validation data of its experiment",
+    "test": "evaluate a run on the test data of its experiment",
 }
 """Summaries of the commands of LightningCLI, by name."""
 
@@ -181,7 +181,7 @@ def _print_resume_command(interrupted: Interrupted) -> None:
     saved = "" if interrupted.saved_step is None else f", saved after step {interrupted.saved_step}"
     print(
         f"lightning-tfm: interrupted by {signal.Signals(interrupted.signum).name}{saved}; {again} with:\n"
-        f"  lightning-tfm {' '.join(map(shell_quote, command))}",
+        + format_command(["lightning-tfm", *map(shell_quote, command)], sys.stderr),
         file=sys.stderr,
     )
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -162,6 +164,34 @@ def shell_quote(text: str) -> str:
         return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
     return f"$'{''.join(map(escaped, text))}'"
+
+
+def format_command(words: Iterable[str], stream: TextIO) -> str:
+    """Return a command that is printed to be copied, indented.
+
+    In a terminal, a line that would be too long ends with a backslash before an argument; an option and its value stay
+    together. In a file or a pipe, the command is one line.
+
+    Args:
+        words: the program, its command and the arguments, quoted as for bash.
+        stream: the stream to which the command is printed.
+    """
+    program, command, *arguments = words
+    groups = [f"{program} {command}"]
+    for argument in arguments:
+        if groups[-1].startswith("-") and " " not in groups[-1] and not argument.startswith("-"):
+            groups[-1] += f" {argument}"
+        else:
+            groups.append(argument)
+    width = shutil.get_terminal_size().columns if stream.isatty() else math.inf
+    lines = [f"  {groups[0]}"]
+    for group in groups[1:]:
+        if len(lines[-1]) + len(group) + len("  \\") > width:
+            lines[-1] += " \\"
+            lines.append(f"    {group}")
+        else:
+            lines[-1] += f" {group}"
+    return "\n".join(lines)
 
 
 def handle_signals(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]:

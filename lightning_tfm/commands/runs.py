@@ -1,56 +1,220 @@
-"""`lightning-tfm runs`: list the runs below a folder."""
+"""`lightning-tfm runs`: list or delete the runs below a folder."""
 
 from __future__ import annotations
 
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.errors import UserError, escape_controls
+from lightning_tfm.errors import UserError, escape_controls, nearest
+from lightning_tfm.runs.names import ROOT
 from lightning_tfm.runs.record import Run
+from lightning_tfm.system.files import delete_folder
 from lightning_tfm.system.terminal import LiteralConsole, format_duration, format_value, print_table
+
+COLUMNS = {
+    "run": "run",
+    "state": "state",
+    "step": "step",
+    "training": "seconds",
+    "seed": "seed",
+    "size": "bytes",
+    "best": "best",
+    "result": "result",
+    "changed": "changed",
+}
+"""Columns of the table, and the attribute of a `Row` that sorts each."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Row of the list; what is not known is None or empty.
+
+    Attributes:
+        run: the path of the run, relative to the listed folder.
+        bytes: the size of its files.
+        state: the state of the run, or "damaged".
+        step: the number of training steps so far, or of the last checkpoint if the run is interrupted.
+        max_steps: the number of steps of the complete run.
+        seconds: the training time in seconds, of a running one up to its last checkpoint.
+        seconds_left: the remaining training time of a running one, if it has saved a checkpoint.
+        seed: the seed.
+        best: the best validation metric, by name.
+        result: the main test metric, by name.
+        changed: the settings that were given on the command line.
+    """
+
+    run: str
+    bytes: int
+    state: str = "damaged"
+    step: int | None = None
+    max_steps: int | None = None
+    seconds: float | None = None
+    seconds_left: float | None = None
+    seed: int | None = None
+    best: dict[str, float] = field(default_factory=dict)
+    result: dict[str, float] = field(default_factory=dict)
+    changed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def cells(self) -> list[str]:
+        """Return the cells of the table."""
+        left = "" if self.seconds_left is None else f", {format_duration(self.seconds_left)} left"
+        steps = [f"{number:,}" for number in (self.step, self.max_steps) if number is not None]
+        metrics = [
+            " ".join(f"{name} {format_value(value)}" for name, value in metric.items())
+            for metric in (self.best, self.result)
+        ]
+        return [
+            self.run,
+            f"{self.state}{left}",
+            " of ".join(steps),
+            "" if self.seconds is None else format_duration(self.seconds),
+            "" if self.seed is None else str(self.seed),
+            f"{self.bytes / 1e6:,.1f} MB",
+            *metrics,
+            ", ".join(f"{name} {value}".rstrip() for name, value in self.changed.items()),
+        ]
 
 
 def make_parser() -> CommandParser:
     """Return the parser of the command."""
     parser = CommandParser(
         "lightning-tfm runs",
-        description="List the runs below a folder: name, state, best validation metric, test metric, training time.",
+        description="List the runs below a folder: state, step, training time, seed, size, best validation metric, "
+        "test metric, and the settings given on the command line. Or delete runs.",
     )
     parser.add_argument(
-        "folder", metavar="FOLDER", nargs="?", default="runs", help="the folder to list (default: runs)"
+        "folder", metavar="FOLDER", nargs="?", default=str(ROOT), help=f"the folder to list (default: {ROOT})"
     )
+    parser.add_argument("--sort", choices=COLUMNS, metavar="COLUMN", help=f"sort by {', '.join(COLUMNS)}")
+    parser.add_argument(
+        "--older-than", type=float, metavar="DAYS", help="only runs whose files were last modified before DAYS days"
+    )
+    parser.add_argument("--json", action="store_true", help="write a JSON list")
+    parser.add_argument(
+        "--delete",
+        nargs="*",
+        metavar="RUN",
+        help="delete these runs or, with --older-than and without RUN, all listed ones; running ones are refused",
+    )
+    parser.add_argument("--yes", action="store_true", help="delete without asking")
     return parser
 
 
 def runs(arguments: list[str]) -> int:
-    """Print a table of the runs below a folder."""
-    folder = Path(make_parser().parse_args(arguments).folder)
+    """Print a table of the runs below a folder, or delete some of them."""
+    options = make_parser().parse_args(arguments)
+    folder = Path(options.folder)
     if not folder.is_dir():
         raise UserError(
             f"FOLDER must be a folder with runs, but there is no folder {str(folder)!r}; train a run "
             "with lightning-tfm fit"
         )
-    rows = [_row(run, folder) for run in Run.below(folder)]
-    if not rows:
+    if options.older_than is not None and not 0 <= options.older_than < math.inf:
+        raise UserError(f"--older-than must be a number of days of at least 0, but is {options.older_than}; try 30")
+    found = {run.folder.relative_to(folder).as_posix(): run for run in Run.below(folder)}
+    if not found:
         raise UserError(f"FOLDER must hold runs, but {str(folder)!r} holds none; train one with lightning-tfm fit")
-    print_table(("run", "state", "best", "result", "training"), rows, LiteralConsole())
+    if options.older_than is not None:
+        latest = time.time() - options.older_than * 24 * 60 * 60
+        found = {name: run for name, run in found.items() if run.modified <= latest}
+    if options.delete is not None:
+        if not options.delete and options.older_than is None:
+            raise UserError("--delete needs the names of runs or --older-than, but has neither; name a run")
+        names = dict.fromkeys(_listed(name, found) for name in options.delete) or found
+        return _delete({name: found[name] for name in names}, options.yes)
+    rows = sorted((_row(name, run) for name, run in found.items()), key=lambda row: _key(row, options.sort or "run"))
+    if options.json:
+        print(json.dumps([_without_nan(asdict(row)) for row in rows], indent=2))
+    elif rows:
+        _print(rows)
+    else:
+        print("no run is older")
     return 0
 
 
-def _row(run: Run, folder: Path) -> list[str]:
-    """Return the name of a run, its state, best validation metric, test metric and training time, as far as known."""
-    name = run.folder.relative_to(folder).as_posix()
+def _print(rows: Sequence[Row]) -> None:
+    print_table([*COLUMNS], [row.cells for row in rows], LiteralConsole())
+
+
+def _row(name: str, run: Run) -> Row:
+    """Return the row of a run, as far as its files can be read."""
     try:
-        state, result = run.state, None
-        text: str = state
+        state, maximum = run.state, run.config["trainer"]["max_steps"]
         if run.has_finished:
-            seconds, result = run.summary.train_seconds, run.summary.headline
+            summary = run.summary
+            step, seconds, seed, result, left = (
+                summary.steps,
+                summary.train_seconds,
+                summary.seed,
+                summary.headline,
+                None,
+            )
         else:
-            step, seconds, _ = run.last_checkpoint
-            text = f"stopped at step {step:,}" if state == "interrupted" else state
+            (step, seconds, _), seed, result, left = run.last_checkpoint, run.config["seed_everything"], None, None
+            if state == "running":
+                saved, step = step, max([step, *(int(row["step"]) + 1 for row in run.metrics()[-1:])])
+                left = seconds / saved * max(0, maximum - step) if seconds and saved else None
         best = None if state == "evaluated" else run.best()
-        metrics = ["" if metric is None else f"{metric[0]} {format_value(metric[1])}" for metric in (best, result)]
-        cells = [name, text, *metrics, "" if seconds is None else format_duration(seconds)]
+        metrics = [{} if metric is None else dict([metric]) for metric in (best, result)]
+        maximum = None if state == "evaluated" else maximum
+        return Row(name, run.size, state, step, maximum, seconds, left, seed, *metrics, run.given_settings)
     except Exception:  # whatever its files contain, the other runs must be listed
-        cells = [name, "damaged", "", "", ""]
-    return list(map(escape_controls, cells))
+        return Row(name, run.size)
+
+
+def _key(row: Row, column: str) -> tuple[bool, Any]:
+    """Return the key that sorts a row by a column; unknown values come last."""
+    value = getattr(row, COLUMNS[column])
+    return value in (None, {}), [*value.items()] if isinstance(value, dict) else value or 0
+
+
+def _without_nan(value: Any) -> Any:
+    """Replace values that JSON does not have by None."""
+    if isinstance(value, dict):
+        return {name: _without_nan(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _listed(name: str, found: dict[str, Run]) -> str:
+    """Return the name in the list of a run that is given by this name or by its folder."""
+    for listed, run in found.items():
+        if name == listed or os.path.abspath(name) == os.path.abspath(run.folder):
+            return listed
+    raise UserError(f"--delete must name listed runs, but {name!r} is none{nearest(name, found)}")
+
+
+def _delete(chosen: dict[str, Run], yes: bool) -> int:
+    """Delete runs after a confirmation; return the exit status, 1 without one."""
+    if not chosen:
+        print("no run to delete")
+        return 0
+    for name, run in chosen.items():
+        if run.is_locked:
+            raise UserError(f"--delete must name runs that no process trains, but {name!r} is running; stop it first")
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UserError("--delete needs a terminal, to ask, or --yes, but has neither; add --yes")
+        _print([_row(name, run) for name, run in chosen.items()])
+        if input(f"Delete {len(chosen)} run{'s' if len(chosen) > 1 else ''}? [y/N] ").strip().lower() not in (
+            "y",
+            "yes",
+        ):
+            print("nothing was deleted")
+            return 1
+    for run in chosen.values():
+        lock = run.lock()  # another process may have resumed the run since
+        delete_folder(run.folder)
+        lock.release()
+        if run.folder.exists():
+            raise UserError(f"{str(run.folder)!r} could not be deleted completely; check its permissions")
+        print(f"deleted {escape_controls(str(run.folder))}")
+    return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -13,7 +14,15 @@ from typing import cast
 
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.config.settings import settings_of_weights, without_seed
-from lightning_tfm.errors import Interrupted, UserError, escape_controls, handle_signals, interrupt, shell_quote
+from lightning_tfm.errors import (
+    Interrupted,
+    UserError,
+    escape_controls,
+    format_command,
+    handle_signals,
+    interrupt,
+    shell_quote,
+)
 from lightning_tfm.fit.cli import SettingsCLI, run
 from lightning_tfm.runs.children import ChildRun, run_children
 from lightning_tfm.runs.record import Run
@@ -168,7 +177,7 @@ def fit_seeds(arguments: list[str]) -> int:
         raise
     finished = [run for run in results.values() if run is not None]
     print(f"\n{len(finished)} of {len(seeds)} seeds have finished. To see their mean and compare it:\n")
-    print(f"  lightning-tfm compare {shell_quote(relative(runs.folder))}")
+    print(format_command(["lightning-tfm", "compare", shell_quote(relative(runs.folder))], sys.stdout))
     return 0 if len(finished) == len(seeds) else 1
 
 

@@ -13,6 +13,7 @@ import math
 import os
 import re
 import shutil
+import sys
 import time
 import warnings
 from argparse import Namespace
@@ -29,7 +30,7 @@ from filelock import FileLock, lock_descriptor
 
 from lightning_tfm.commands.parser import CommandParser, trust_arguments
 from lightning_tfm.config.settings import settings_of_weights
-from lightning_tfm.errors import UserError, handle_signals, interrupt, rank_zero_print, shell_quote
+from lightning_tfm.errors import UserError, format_command, handle_signals, interrupt, rank_zero_print, shell_quote
 from lightning_tfm.fit.cli import SettingsCLI, run
 from lightning_tfm.reporting.sweep_page import (
     as_text,
@@ -388,19 +389,19 @@ class Worker:
         trials, (columns, rows) = ranked(self.study), trial_table(self.study)
         best = trials[0]
         words = ["lightning-tfm", "fit", *self.file.arguments(best.user_attrs["settings"]), *self.trusted]
-        command = " ".join(map(shell_quote, words))
+        words = [*map(shell_quote, words)]
         text = StringIO()
         csv.writer(text, lineterminator="\n").writerows([columns, *rows])
         with FileLock(self.folder / LOCK):
             write_text(self.folder / "trials.csv", text.getvalue())
-            page = render_sweep(self.study, self.folder.name, self.file.metric, command)
+            page = render_sweep(self.study, self.folder.name, self.file.metric, " ".join(words))
             write_text(self.folder / "sweep.html", page)
         print("\nBest trials:", *(describe(self.study, trial) for trial in trials[:SHOWN]), sep="\n  ")
         print(f"All trials: {relative(self.folder / 'trials.csv')}, {relative(self.folder / 'sweep.html')}")
         if best.state.name != "COMPLETE":
             print("No trial has finished.")
             return 1
-        print(f"\n  {command}")
+        print(f"\n{format_command(words, sys.stdout)}")
         return 0
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from lightning_tfm.callbacks import Predictions
 from lightning_tfm.callbacks.summary import evaluated_splits, results
-from lightning_tfm.errors import escape_controls, shell_quote
+from lightning_tfm.errors import escape_controls, format_command, shell_quote
 from lightning_tfm.inference import Prediction
 from lightning_tfm.loggers import wandb_loggers
 from lightning_tfm.runs.record import Run, is_per_category
@@ -52,10 +52,11 @@ def print_next_commands(trainer: Trainer, checkpoint: str, trust_packages: str) 
     sources = (line["source"] for line in _predictions_of_first_split(trainer) if not line["source"].startswith("-"))
     example = next((shell_quote(_truncate(source)) for source in sources), "TEXT")
     print(f"\nThe run is saved in {escape_controls(folder)}.\nTo query the model or view its report:\n")
-    trusting = f" --trust-package {shell_quote(trust_packages)}" if trust_packages else ""
-    print(f"  {_executable('lightning-tfm')} generate {shell_quote(checkpoint)} {example}{trusting}")
-    if Run(Path(folder)).exists:
-        print(f"  {_executable('lightning-tfm')} report {shell_quote(folder)}{trusting}")
+    trusting = ["--trust-package", shell_quote(trust_packages)] if trust_packages else []
+    is_run = Run(Path(folder)).exists
+    named = shell_quote(folder if is_run else checkpoint)
+    for command in [["generate", named, example], *([["report", named]] if is_run else [])]:
+        print(format_command([_executable("lightning-tfm"), *command, *trusting], sys.stdout))
     print_upload_command(trainer)
 
 
@@ -63,7 +64,7 @@ def print_upload_command(trainer: Trainer) -> None:
     """Print the command that uploads an offline W&B run."""
     for logger in wandb_loggers(trainer):
         if pattern := logger.offline_pattern:
-            print(f"  {_executable('wandb')} sync {pattern}")
+            print(format_command([_executable("wandb"), "sync", pattern], sys.stdout))
 
 
 def _predictions_of_first_split(trainer: Trainer) -> list[Prediction]:

@@ -32,8 +32,8 @@ def load(path: str | Path, trust_packages: Sequence[str] = ()) -> Predictor:
         The predictor of the task, see `TaskModule.predictor_class`.
 
     Raises:
-        UserError: if there is no such run, if the file is damaged or not a checkpoint of lightning_tfm, or if a class of the model belongs
-            neither to lightning_tfm nor to a trusted package.
+        UserError: if there is no such run, if the file is damaged or not a checkpoint of lightning_tfm, or if a class
+            of the model belongs neither to lightning_tfm nor to a trusted package.
     """
     path = named_checkpoint(path)
     return restore(read(path), path, trust_packages)

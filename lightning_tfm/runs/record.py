@@ -6,9 +6,11 @@ docs/reference/run_folder.md describes the format, which has the version `FORMAT
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import re
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,14 +18,21 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import cached_property
 from io import StringIO
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NotRequired
 
 from filelock import FileLock
 from typing_extensions import TypedDict
 
-from lightning_tfm.config.settings import read_json, read_yaml, settings_of_weights, without_seed
+from lightning_tfm.config.settings import (
+    IGNORED,
+    SEEDS,
+    is_below,
+    read_json,
+    read_yaml,
+    settings_of_weights,
+    without_seed,
+)
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.runs.inspection import Inspection
 from lightning_tfm.runs.lock import INTERVAL, is_locked, lock_file
@@ -327,6 +336,33 @@ class Run:
             return next((start["wandb"] for start in reversed(self.starts) if start["wandb"]), None)
         return None
 
+    @property
+    def given_settings(self) -> dict[str, str]:
+        """Return the settings that the command lines of the starts add to the experiment, without the seed, as texts.
+
+        Raises:
+            UserError: see `starts`.
+        """
+        given: dict[str, str] = {}
+        for start in self.starts:
+            words = shlex.split(start["command"])
+            options = words[words.index("fit") + 1 :] if "fit" in words else []
+            for option, following in itertools.pairwise([*options, "--"]):
+                name, equals, value = option.removeprefix("--").partition("=")
+                if option.startswith("--") and not is_below(name.replace("-", "_"), (*IGNORED, *SEEDS)):
+                    given[name] = value if equals or following.startswith("--") else following
+        return given
+
+    @property
+    def size(self) -> int:
+        """Return the size of all files, in bytes."""
+        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+
+    @property
+    def modified(self) -> float:
+        """Return when a file was last modified, in seconds since the epoch."""
+        return max((path.stat().st_mtime for path in self.folder.rglob("*") if path.is_file()), default=0.0)
+
     def write_starts(self, starts: Sequence[Start]) -> None:
         """Write the starts of the run."""
         content = json.dumps(starts, indent=2, default=datetime.isoformat)
@@ -355,7 +391,7 @@ class Run:
         if not path.is_file():
             return []
         with path.open("rb") as file:  # lines of text would also end at a carriage return, which the data may contain
-            lines = [line for line in islice(file, number) if line.endswith(b"\n")]
+            lines = [line for line in itertools.islice(file, number) if line.endswith(b"\n")]
         return read_json(path, list[Prediction], b"[%b]" % b",".join(lines))
 
     def write_predictions(self, predictions: Iterable[Prediction]) -> None:

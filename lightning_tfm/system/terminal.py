@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -31,16 +33,57 @@ class LiteralConsole(Console):
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], console: Console, title: str = "") -> None:
-    """Print a table; cells are folded in a terminal, but in a file or a pipe, each row is one line."""
-    whole = not console.is_terminal
+    """Print a table, without breaking a word.
+
+    In a file or a pipe, each row is one line. In a terminal, cells are wrapped at spaces, and if even the longest words
+    of all columns do not fit, the columns that do not fit as a whole are printed below each
+    row.
+    """
+    columns = [[*map(escape_controls, cells)] for cells in zip(header, *rows, strict=True)]
+    widths = [max(map(cell_len, cells)) for cells in columns]
+    shortest = [max((cell_len(word) for cell in cells for word in cell.split()), default=0) for cells in columns]
+    number, whole = len(header), not console.is_terminal
+    if not whole and sum(shortest) > console.width - _separators(number):
+        while number > 1 and sum(widths[:number]) > console.width - _separators(number):
+            number -= 1
+    while not whole and sum(widths[:number]) > console.width - _separators(number):
+        widest = max(range(number), key=lambda index: (widths[index] > shortest[index], widths[index]))
+        if widths[widest] == shortest[widest]:
+            break  # a word is wider than the terminal
+        widths[widest] -= 1
+    names, *cells = zip(*columns, strict=True)
+    has_all = number == len(header)
+    table = _new_table(names, widths[:number], title, show_edge=has_all)
+    for row in cells:
+        table.add_row(*row[:number])
+        if not has_all:
+            console.print(table)
+            others = zip(names[number:], row[number:], strict=True)
+            if below := "; ".join(f"{name} {cell}" for name, cell in others if cell):
+                console.print(Padding(below, (0, 0, 0, 4)))
+            table = _new_table(names, widths[:number], show_header=False, show_edge=False)
+    if has_all:
+        console.print(table, soft_wrap=whole)
+
+
+def _new_table(names: Sequence[str], widths: Sequence[int], title: str = "", **settings: Any) -> Table:
+    """Return a table without rows that has a column for each width."""
     table = Table(
-        title=title or None, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        title=title or None,
+        title_style="bold",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        **settings,
     )
-    for cells in zip(header, *rows, strict=True):
-        table.add_column(cells[0], overflow="fold", min_width=max(map(len, cells)) if whole else None)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table, soft_wrap=whole)
+    for name, width in zip(names, widths, strict=False):
+        table.add_column(name, overflow="fold", min_width=width, max_width=width)
+    return table
+
+
+def _separators(number: int) -> int:
+    """Return the width of the padding, the edges and what separates this number of columns."""
+    return 2 * number + 1
 
 
 def format_value(value: float) -> str:
