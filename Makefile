@@ -37,8 +37,7 @@ install = set -o pipefail; if type uv &>/dev/null; then uv pip install --python 
 # Train the date experiment, then predict three dates.
 train: install
 	$(BIN)/lightning-tfm fit date_attention_lstm
-	$(BIN)/lightning-tfm generate $$(ls -td runs/date_attention_lstm/version_*/ | head -n 1)checkpoints/best.ckpt \
-		'Thursday, May 3, 1979' '7/4/76' 'Fri 31, Dec 1999'
+	$(BIN)/lightning-tfm generate date_attention_lstm 'Thursday, May 3, 1979' '7/4/76' 'Fri 31, Dec 1999'
 
 test: $(INSTALLED)-test
 	$(BIN)/python -m pytest

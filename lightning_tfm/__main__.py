@@ -21,6 +21,7 @@ from lightning_tfm.errors import (
     Interrupted,
     UserError,
     escape_controls,
+    fit_terminal,
     format_command,
     ignore_signals,
     is_main_process,
@@ -95,7 +96,8 @@ def main() -> None:
     except (UserError, ArgumentError) as error:
         ignore_signals()
         if is_main_process() or not _ends_main_process():
-            print(f"lightning-tfm: error: {escape_controls(format_error(error))}", file=sys.stderr)
+            message = f"lightning-tfm: error: {escape_controls(format_error(error))}"
+            print(fit_terminal(message, sys.stderr), file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise, the final flush would fail again

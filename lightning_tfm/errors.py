@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import FrameType
@@ -134,11 +135,20 @@ class Interrupted(BaseException):
         self.signum, self.saved_step, self.ckpt_path = signum, saved_step, ckpt_path
 
 
+def fit_terminal(text: str, stream: TextIO | None) -> str:
+    """Return a message, wrapped at spaces if it is printed to a terminal, which would break a word at its edge."""
+    if stream is None or not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False)
+
+
 def rank_zero_print(text: str) -> None:
     """Print a message to standard error on the process of rank 0 only."""
     if is_main_process() and _rank("RANK", "SLURM_PROCID") == 0:
         with suppress(OSError):  # the terminal was closed
-            tqdm.write(f"lightning-tfm: {escape_controls(text)}", file=sys.stderr)  # above progress bars
+            message = fit_terminal(f"lightning-tfm: {escape_controls(text)}", sys.stderr)
+            tqdm.write(message, file=sys.stderr)  # above progress bars
 
 
 def escape_controls(text: str) -> str:

@@ -35,8 +35,8 @@ def check_arguments(command: str, arguments: list[str]) -> None:
     if not (is_of_lightning or command in EXPERIMENTS) or {"-h", "--help", "--help-all"} & set(arguments):
         return
     if not arguments and command != "reproduce":
-        missing = "an experiment; `lightning-tfm list` shows them" if command in EXPERIMENTS else "a checkpoint"
-        raise UserError(f"lightning-tfm {command} needs the name of {missing}")
+        kind, listing = ("an experiment", "list") if command in EXPERIMENTS else ("a run", "runs")
+        raise UserError(f"lightning-tfm {command} needs the name of {kind}; `lightning-tfm {listing}` shows them")
     if is_of_lightning:
         for argument in arguments:
             check_option(argument)

@@ -347,10 +347,15 @@ class Run:
         for start in self.starts:
             words = shlex.split(start["command"])
             options = words[words.index("fit") + 1 :] if "fit" in words else []
+            configs = [option for option in options[:1] if not option.startswith("-")]
             for option, following in itertools.pairwise([*options, "--"]):
                 name, equals, value = option.removeprefix("--").partition("=")
-                if option.startswith("--") and not is_below(name.replace("-", "_"), (*IGNORED, *SEEDS)):
-                    given[name] = value if equals or following.startswith("--") else following
+                text = value if equals or following.startswith("--") else following
+                if option in ("-c", "--config") or option.startswith("--config="):
+                    configs.append(text)
+                elif option.startswith("--") and not is_below(name.replace("-", "_"), (*IGNORED, *SEEDS)):
+                    given[name] = text
+            given |= {"config": ", ".join(configs[1:])} if configs[1:] else {}  # the first is the experiment
         return given
 
     @property

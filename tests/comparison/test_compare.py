@@ -672,7 +672,7 @@ def test_figure_for_a_publication(columns, inches, several_metrics, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "GROUP must name runs, but 'nowhere' names none; try a folder of runs"),
+        (["nowhere"], "GROUP must name runs, but 'nowhere' names none; try an experiment"),
         (["A=nowhere"], "GROUP must name runs, but 'A=nowhere' names none"),
         (["=runs/plain"], "GROUP must have a name of its own, but is '=runs/plain'"),
         (["A=runs/plain", "A=runs/warm"], "GROUP must have a name of its own, but is 'A=runs/warm'"),

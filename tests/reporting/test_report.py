@@ -169,7 +169,7 @@ def test_report_of_unfinished_run(two_runs, tmp_path, reported):
 
 def test_invalid_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the current folder may have a report.html
-    with pytest.raises(UserError, match=r"RUN must be the folder of a run.*'nowhere' does not; try runs/NAME"):
+    with pytest.raises(UserError, match="RUN must name a run or a checkpoint, but there is no run 'nowhere'"):
         report(["nowhere"])
     (tmp_path / "config.yaml").write_text("{}")
     with pytest.raises(UserError, match="RUN must name each run once"):
