@@ -161,8 +161,9 @@ def _row(name: str, run: Run) -> Row:
         else:
             (step, seconds, _), seed, result, left = run.last_checkpoint, run.config["seed_everything"], None, None
             if state == "running":
-                saved, step = step, max([step, *(int(row["step"]) + 1 for row in run.metrics()[-1:])])
-                left = seconds / saved * max(0, maximum - step) if seconds and saved else None
+                logged = [int(row["step"]) + 1 for row in run.metrics()[-1:]]
+                saved, step = step, min(max(step, *logged, 0), maximum)  # the test is logged after the last step
+                left = seconds / saved * (maximum - step) if seconds and saved else None
         best = None if state == "evaluated" else run.best()
         metrics = [{} if metric is None else dict([metric]) for metric in (best, result)]
         maximum = None if state == "evaluated" else maximum
