@@ -17,7 +17,6 @@ BASE_CLASSES = ("CausalNetwork", "Network", "Seq2SeqNetwork", "TaskModule")
 SETTINGS = """\
   -c, --config YAML          read a YAML file; later files override earlier ones
   --ckpt_path CHECKPOINT     {ckpt_path}
-  --name NAME                write to runs/NAME instead of runs/EXPERIMENT
   --seed_everything N        {seed}
   --num_threads N            threads of each process on a CPU, 1 by default
   --dry-run                  check all settings, run a batch, write nothing
@@ -29,7 +28,7 @@ SETTINGS = """\
   --trainer.precision P      32-true, bf16-mixed, 16-mixed, 64-true
   --trainer.devices N        with .accelerator cpu or gpu, .strategy ddp
   --trainer.callbacks+=CLASS WeightAveraging, EarlyStopping, Compile, ...
-  --trainer.logger false     write no run folder
+  --name NAME                write to runs/NAME; --trainer.logger false: nowhere
   --checkpoint.monitor NAME  metric that selects the best checkpoint
 
   --help-all                 all settings, also those of Lightning's Trainer

@@ -25,7 +25,7 @@ from support.processes import EXPERIMENTS
 def test_help_lists_every_command(command):
     printed = command("--help").out
     assert all(f"\n  {command:<10}  {summary}\n" in printed for command, summary in COMMANDS.items())
-    assert "generate \\\n    runs/" in printed
+    assert "generate date_attention_lstm " in printed
     assert max(map(len, printed.splitlines())) <= 80
 
 

@@ -167,3 +167,13 @@ def test_a_progress_bar_is_shown_in_a_terminal_only(bar, monkeypatch, tmp_path):
 def test_the_table_of_a_profiler_is_shown(tmp_path):
     child = run(*fit("gpt", "--trainer.profiler=simple", **{"trainer.max_steps": 2}), cwd=tmp_path).finish()
     assert "run_training_batch" in child.err.read_text() + child.out.read_text()
+
+
+@pytest.mark.run
+def test_a_named_run_is_found_by_its_name(tmp_path):
+    run(*fit("gpt", "--name=small.1", **{"trainer.max_steps": 3}), cwd=tmp_path).finish()
+    assert Run(tmp_path / "runs/small.1/version_0").config["name"] == "small.1"
+    run("test", "small.1", "--data.test_size=9", cwd=tmp_path).finish()
+    tested = Run(tmp_path / "runs/small.1/test_0")
+    assert tested.summary.checkpoint == "runs/small.1/version_0/checkpoints/best.ckpt"
+    assert not (tmp_path / "runs/copy_gpt").exists()
