@@ -96,8 +96,8 @@ def main() -> None:
     except (UserError, ArgumentError) as error:
         ignore_signals()
         if is_main_process() or not _ends_main_process():
-            message = f"lightning-tfm: error: {escape_controls(format_error(error))}"
-            print(fit_terminal(message, sys.stderr), file=sys.stderr)
+            line = f"lightning-tfm: error: {escape_controls(format_error(error))}"
+            print(fit_terminal(line, sys.stderr), file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise, the final flush would fail again
