@@ -165,11 +165,9 @@ def _row(name: str, run: Run) -> Row:
                 saved, step = step, min(max(step, *logged, 0), maximum)  # the test is logged after the last step
                 left = seconds / saved * (maximum - step) if seconds and saved else None
         best = None if state == "evaluated" else run.best()
-        by_name = [{} if metric is None else dict([metric]) for metric in (best, result)]
+        best_metric, metric = ({} if value is None else dict([value]) for value in (best, result))
         maximum = None if state == "evaluated" else maximum
-        return Row(
-            name, run.size, state, step, maximum, seconds, left, seed, by_name[0], by_name[1], run.given_settings
-        )
+        return Row(name, run.size, state, step, maximum, seconds, left, seed, best_metric, metric, run.given_settings)
     except Exception:  # whatever its files contain, the other runs must be listed
         return Row(name, run.size)
 
