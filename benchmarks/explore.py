@@ -5,7 +5,8 @@
 prints the median of five times in ms of each question about an experiment's example, with one thread, and the size in
 MB of the file that `explore CHECKPOINT --output` writes. FOLDER contains a finished run of each experiment; without it,
 they are trained first. The exit status is 1 if a median is above LIMIT. The first question about neighbors, which loads
-the data, is timed once and has no limit; questions that a network does not support have no time.
+the data, is timed once and has no limit; questions that a network does not support have no time. The integrated
+gradients are those of the slowest step.
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ def questions(ask: Ask) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield "drawn", "answer", text | {"changes": unchanged | {"drawn": [drawn]}}
     yield "beam", "beam", text | {"beam_size": 5}
     yield "occlusion", "attributions", text | {"method": "occlusion"}
-    yield "gradients", "attributions", text | {"method": "integrated_gradients", "step": 0}
+    gradients = text | {"method": "integrated_gradients"}
+    times = [ask("attributions", **gradients, step=step)[1] for step in range(len(answer["steps"]))]
+    yield "gradients", "attributions", gradients | {"step": times.index(max(times))}
     for against in second_texts(model["example"], answer["source"][:-1]):
         if ask("patch", **text, against=against)[0] is not None:
             yield "patch", "patch", text | {"against": against}
