@@ -362,11 +362,11 @@ def interrupt(monkeypatch, number, method="predict"):
     """Let the call of a method with this number, from 1, end as by Ctrl-C; return the list of the calls so far."""
     original, calls = getattr(Predictor, method), []
 
-    def interrupted(*arguments):
+    def interrupted(*arguments, **settings):
         calls.append(arguments)
         if len(calls) == number:
             raise KeyboardInterrupt
-        return original(*arguments)
+        return original(*arguments, **settings)
 
     monkeypatch.setattr(Predictor, method, interrupted)
     return calls
