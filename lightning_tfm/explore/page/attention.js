@@ -269,7 +269,7 @@ export function attentionPanel({ backend, state }) {
     const record = (one) => model.heads.find(({ name }) => name === `${map.layer}.${one}`);
     if (model.heads.length === 0) {
       if (backend.kind === "file") return null;
-      return html("p", { class: "note" }, html("code", {}, "lightning-tfm inspect CKPT"),
+      return html("p", { class: "note" }, html("code", {}, "lightning-tfm inspect RUN"),
         " computes the scores of the heads, and the effects of their ablation.");
     }
     if (head !== "mean") {

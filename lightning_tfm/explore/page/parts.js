@@ -79,7 +79,7 @@ export function partsPanel({ backend, state }) {
       group(model, index, layer, components.filter((component) => layerOf(component) === layer)));
     const isMeasured = model.heads.length + model.parts.length > 0;
     const hint = backend.kind === "file" ? ""
-      : "Run lightning-tfm inspect CKPT to measure the increase of the loss without each part.";
+      : "Run lightning-tfm inspect RUN to measure the increase of the loss without each part.";
     const effect = isMeasured ? "The bars are the increase of the loss without the part, in nats per token." : hint;
     const limit = model.changes.includes("off_components") ? "" : " Only heads can be switched off here.";
     return [html("p", { class: "note" }, `Click a part to switch it off or on.${limit} ${effect}`),
