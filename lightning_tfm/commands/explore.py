@@ -21,13 +21,13 @@ PORTS = range(1024, 65_536)
 
 def explore(arguments: list[str]) -> int:
     """Serve the page until a signal, or write it to a file."""
-    options, settings = (parser := make_parser()).parse_known_args(arguments)
+    options, settings = make_parser().parse_known_args(arguments)
     if options.port is not None and options.port not in PORTS:
         raise UserError(f"--port must be from {PORTS[0]} to {PORTS[-1]}, but is {options.port}; try 8000")
     has_settings = bool(settings)
     if options.output is not None:
         if has_settings:
-            parser.error(f"unrecognized arguments: {' '.join(settings)}")
+            raise UserError(f"{settings[0]} must not be set with --output, whose page has no data; leave it out")
         check_new_file("--output", options.output, options.overwrite)
     checkpoints = [*map(named_checkpoint, options.checkpoints)]
     predictors = [load(checkpoint, options.trust_package) for checkpoint in checkpoints]

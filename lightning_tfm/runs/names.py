@@ -86,6 +86,8 @@ def _newest(runs: list[Run], name: str) -> Run:
 
 def _unknown(name: str) -> UserError:
     """Return the error of a name of no run, with the closest name."""
+    if (best := Path(name) / Run.BEST).is_file():
+        return UserError(f"RUN must be a run or a checkpoint, but {name!r} is a folder; try {str(best)!r}")
     if name and Path(name).is_dir():
         return UserError(f"RUN must be a run, but {name!r} is a folder without runs; try runs/NAME/version_0")
     runs = [run.folder.relative_to(ROOT) for run in Run.below(ROOT)]

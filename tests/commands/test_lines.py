@@ -336,7 +336,7 @@ def test_max_tokens_limit(speller, monkeypatch, command):
 def test_leading_dash_needs_separator(module):
     parser = module.make_parser()
     assert parser.parse_intermixed_args(["CKPT", "--int8", "--", "-able", "-ly"]).texts == ["-able", "-ly"]
-    with pytest.raises(UserError, match="unrecognized arguments: -able; write texts that begin with - after --"):
+    with pytest.raises(UserError, match="there is no option '-able'; write texts that begin with - after --"):
         parser.parse_intermixed_args(["CKPT", "-able"])
     with pytest.raises(UserError, match="--input: expected one argument, which follows = if it begins with -"):
         parser.parse_intermixed_args(["CKPT", "--input", "-able"])

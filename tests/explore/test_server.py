@@ -410,7 +410,7 @@ def checkpoint(tmp_path_factory):
         (("--prot", "8000"), "prot"),
         (("--data.pth", "a"), "pth"),
         (("--output", "none/page.html"), "--output must lie in a folder that exists"),
-        (("--output", "page.html", "--data.path", "a"), "unrecognized arguments: --data.path a"),
+        (("--output", "page.html", "--data.path", "a"), "--data.path must not be set with --output"),
     ],
 )
 def test_invalid_arguments(options, message, checkpoint, mistake):

@@ -13,7 +13,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
-from tqdm import tqdm
 
 from lightning_tfm.callbacks import training_progress
 from lightning_tfm.callbacks.attention_logger import predicted_examples
@@ -22,6 +21,7 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT
 from lightning_tfm.optimizers import AdamW, LRSchedule, Muon
+from lightning_tfm.system.progress import Bar
 from lightning_tfm.tasks import Seq2SeqModule
 from lightning_tfm.tokenization import PAD, SymbolTokenizer
 from support.training import MODELS, make_module, make_trainer, small_copy
@@ -183,7 +183,7 @@ def test_pretrained_weights_are_loaded_by_a_new_run_only(monkeypatch, tmp_path):
 
 def test_the_progress_bar_shows_the_loss_of_each_step(monkeypatch, capsys):
     """Show it whether it is logged or not, but read it only when the bar is drawn."""
-    monkeypatch.setattr("lightning_tfm.system.progress.tqdm", partial(tqdm, mininterval=0, miniters=1))
+    monkeypatch.setattr("lightning_tfm.system.progress.Bar", partial(Bar, mininterval=0, miniters=1))
     for log_every_n_steps in (1, 100):
         lightning.seed_everything(1)
         data, losses = small_copy(), Losses()
@@ -194,7 +194,7 @@ def test_the_progress_bar_shows_the_loss_of_each_step(monkeypatch, capsys):
         if losses.values:
             expected = {str(step): f"{loss:.4f}" for step, loss in enumerate(losses.values, start=1)}
         assert printed == expected
-    monkeypatch.setattr("lightning_tfm.system.progress.tqdm", partial(tqdm, mininterval=1_000))
+    monkeypatch.setattr("lightning_tfm.system.progress.Bar", partial(Bar, mininterval=1_000))
     calls = []
     monkeypatch.setattr(training_progress, "_values", lambda *_: calls.append(1) or "")
     data = small_copy()
