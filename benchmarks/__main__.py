@@ -50,7 +50,6 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     framework.trainer_overhead,
     framework.start_up,
     framework.processes,
-    framework.threads,
     framework.elastic,
     framework.saving,
     gpu.gpt2_124m,

@@ -54,7 +54,7 @@ def command(*arguments: str, threads: int | None = None) -> dict[str, Any]:
 def serving(checkpoint: Path) -> Iterator[Ask]:
     """Serve the page of a checkpoint in the context, and return a function that asks questions as the page does."""
     explore = command("explore", str(checkpoint), "--no-browser", threads=1)
-    with subprocess.Popen(**explore, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(**explore, stdout=subprocess.PIPE, encoding="utf-8") as process:
         try:
             assert process.stdout is not None
             address = urlsplit(re.findall(r"http://\S+", process.stdout.readline())[0])

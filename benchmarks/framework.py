@@ -383,22 +383,6 @@ def processes(full: bool) -> Iterator[Row]:
             yield compared(name, "tokens/s", target, ours, peer, same_rows, note=note)
 
 
-def threads(full: bool) -> Iterator[Row]:
-    """Measure two threads against one, by the size of the network."""
-    sizes = {"date_attention_lstm": [None], "shakespeare_gpt": [96, 256, 512]}
-    for experiment, width in ((experiment, width) for experiment, widths in sizes.items() for width in widths):
-        settings = () if width is None else (f"--model.init_args.network.init_args.d_model={width}",)
-        if width is not None and width > 96:
-            settings += ("--model.init_args.network.init_args.num_heads=8",)
-        with tempfile.TemporaryDirectory() as folder:
-            ours, peer = (
-                Side(build_fit, experiment, *settings, timed=TIMED_TOGETHER, folder=folder, threads=number)
-                for number in (2, 1)
-            )
-            name = f"{experiment}{'' if width is None else f', width {width}'}, 2 threads / 1"
-            yield compared(name, "tokens/s", "", ours, peer, same_rows)
-
-
 def elastic(full: bool) -> Iterator[Row]:
     """Measure the cost of elastic determinism on two processes, by micro-batches, against DDP.
 

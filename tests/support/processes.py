@@ -249,7 +249,7 @@ def child_main(arguments, cwd, out, err, fault, pictures, network, forks, enviro
 class ForkedRun:
     """Replacement of `subprocess.Popen` that forks this process, in which all packages are imported."""
 
-    def __init__(self, command, stdin, stdout, stderr, env, start_new_session, pass_fds):
+    def __init__(self, command, stdin, stdout, stderr, start_new_session, pass_fds):
         self.returncode = None
         self.pid = os.fork()
         if self.pid:
@@ -262,7 +262,6 @@ class ForkedRun:
                     os.close(descriptor)
             os.dup2(stdout.fileno(), 1)
             os.dup2(stderr.fileno(), 2)
-            os.environ |= env
             for signum in SIGNALS:
                 signal.signal(signum, signal.SIG_DFL)
             sys.argv = ["lightning-tfm", *command[command.index("fit") :]]
