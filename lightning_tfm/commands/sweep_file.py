@@ -243,6 +243,6 @@ def _call(owner: str, function: Callable[..., T], content: Any) -> T:
         raise
     except (ArithmeticError, TypeError, ValueError) as error:
         message = str(error).partition("() ")[2] or str(error)
-        message = re.sub(r"missing \d+ required positional arguments?:", "missing key", message)
+        message = re.sub(r"missing \d+ required positional arguments?:", "missing", message)
         message = message.replace("got an unexpected keyword argument", "the sweep does not support the key")
         raise UserError(f"{owner}: {message}, in {content!r:.80}") from None

@@ -286,7 +286,7 @@ def test_trial_of_lost_machine_is_retried(pretend, tmp_path):
     [
         ({"method": "custom"}, "method must be one of random, grid, bayes, but is 'custom'"),
         ({"scheduler": {"engine": "optuna"}}, "SPEC: the sweep does not support the key 'scheduler'"),
-        ({"method": None}, "SPEC: missing key 'method'"),
+        ({"method": None}, "SPEC: missing 'method'"),
         ({"metric": {"name": "test/loss"}}, "metric: name must be a metric of the validation, .* but is 'test/loss'"),
         ({"metric": {"name": "val/loss", "goal": "best"}}, "metric: goal must be minimize or maximize, but is 'best'"),
         ({"metric": {"name": "val/loss", "target": 1}}, "metric: the sweep does not support the key 'target'"),
@@ -310,7 +310,7 @@ def test_trial_of_lost_machine_is_retried(pretend, tmp_path):
         ({"parameters": {LR: {"min": "1e-4", "max": 1}}}, "min must be a number, such as 1.0e-4, but has '1e-4'"),
         ({"parameters": {LR: {"min": 0.0, "max": math.inf}}}, "max must be a number, .* but has inf"),
         ({"parameters": {LR: {"min": 2, "max": 1}}}, r"`low <= high` must hold, .*low=2"),
-        ({"parameters": {LR: {"min": 1}}}, "missing key 'max'"),
+        ({"parameters": {LR: {"min": 1}}}, "missing 'max'"),
         ({"parameters": {LR: {"min": 0, "max": 1, "distribution": "log_uniform_values"}}}, "low"),
         ({"parameters": {LR: {"min": 1, "max": 8, "q": 3, "distribution": "q_uniform"}}}, "must be multiples of q"),
         ({"parameters": {LR: {"values": []}}}, "`choices` must contain one or more"),

@@ -131,7 +131,7 @@ LATE = {
         "--data.path good.tsv": ("'path' of datamodules.Tsv", "available: "),
     },
     "": {
-        "sweep sweep.yaml": ("SPEC", "must have 'metric', 'parameters', and 'command'"),
+        "sweep sweep.yaml": ("SPEC", "missing 'metric', 'parameters', and 'command'"),
         "test copy_gpt": ("no checkpoint 'copy_gpt'", "lightning-tfm fit EXPERIMENT"),
         "generate May CHECKPOINT": ("CHECKPOINT must come before TEXT", "'May'", "first"),
         "list copy_gpt": ("unrecognized arguments: copy_gpt",),
