@@ -406,7 +406,7 @@ def checkpoint(tmp_path_factory):
         (("none.ckpt",), "there is no checkpoint"),
         (("--port", "80"), "--port must be from 1024 to 65535, but is 80; try 8000"),
         (("--port", "65536"), "--port must be from 1024 to 65535, but is 65536"),
-        (("--port", "a"), "--port: invalid int value: 'a'"),
+        (("--port", "a"), "--port must be of type int, but is 'a'"),
         (("--prot", "8000"), "prot"),
         (("--data.pth", "a"), "pth"),
         (("--output", "none/page.html"), "--output must lie in a folder that exists"),
