@@ -18,7 +18,6 @@ SETTINGS = """\
   -c, --config YAML          read a YAML file; later files override earlier ones
   --ckpt_path CHECKPOINT     {ckpt_path}
   --seed_everything N        {seed}
-  --num_threads N            threads of each process on a CPU, 1 by default
   --dry-run                  check all settings, run a batch, write nothing
   --print_config             print all settings as YAML
   --data CLASS               {data}

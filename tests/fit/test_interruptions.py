@@ -41,6 +41,7 @@ def test_a_further_signal_does_not_replace_the_first(monkeypatch, command):
     printed = __main__._print_resume_command
     monkeypatch.setattr(__main__, "_print_resume_command", print_command)
     monkeypatch.setattr(cli, "run", interrupted)
+    monkeypatch.setattr(__main__, "check_arguments", lambda *_: None)
     assert command("fit", status=129).err.splitlines() == [
         "lightning-tfm: interrupted by SIGHUP; resume with:",
         "  lightning-tfm fit --ckpt_path runs/a",
@@ -80,6 +81,7 @@ def test_resume_command_is_valid_in_a_shell(other, given, monkeypatch, command):
         raise Interrupted(signal.SIGTERM, 7, "runs/a b/last.ckpt")
 
     monkeypatch.setattr(cli, "run", interrupted)
+    monkeypatch.setattr(__main__, "check_arguments", lambda *_: None)  # there is no such file
     *_, resume = command("fit", *given, "--config", other, "--trainer.logger", "", status=143).err.splitlines()
     assert "\t" not in resume, "a pasted tab would complete a name"
     expected = ["lightning-tfm", "fit", "--config", other, "--trainer.logger", "", "--ckpt_path", "runs/a b/last.ckpt"]
