@@ -69,10 +69,10 @@ class CommandParser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if unknown := re.match(r"unrecognized arguments: (--?[^\s=]+)", message):
-            names = [option for option in self.options() if option.startswith("--")]
+            names = [option.removeprefix("--") for option in self.options() if option.startswith("--")]
             has_texts = any(action.dest == "texts" for action in actions(self))
             is_text = has_texts and not unknown[1].startswith("--")
-            hint = "; write texts that begin with - after --" if is_text else nearest(unknown[1], names)
+            hint = "; write texts that begin with - after --" if is_text else nearest(unknown[1].lstrip("-"), names)
             message = f"there is no option {unknown[1]!r}{hint}"
         elif message.endswith("expected one argument"):
             message += ", which follows = if it begins with -"

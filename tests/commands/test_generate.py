@@ -65,7 +65,7 @@ def test_generate_reads_and_writes_files(checkpoint, tmp_path, command):
         (["--seed", "-1"], "seed must be from 0 to 4294967295, but is -1; try 1"),
         (["--seed", str(2**70)], "seed must be from 0 to 4294967295, but is 1180591620717411303424; try 1"),
         (["--input", __file__, "--output", __file__], "--output must be another file than --input"),
-        (["--beem-size", "3"], "there is no option '--beem-size'; did you mean --beam-size?"),
+        (["--beem-size", "3"], "there is no option '--beem-size'; did you mean 'beam-size'?"),
     ],
 )
 def test_a_mistake_in_generate_is_reported_in_one_line(options, message, checkpoint, mistake):
