@@ -426,7 +426,7 @@ def page_of(folder, data="x", tokenizer="x", seed=1, correct=0, checkpoint=None,
     """Write a run, of whose 2,000 predictions a number is right, and return its page."""
     run = records.write_run(
         folder,
-        config={"seed_everything": seed, "name": folder.name if seed == 1 else "a"},
+        config={"seed_everything": seed, "width": folder.name if seed == 1 else "a"},
         summary={
             "test": metrics,
             "higher_is_better": {metric: metric == "exact_match" for metric in metrics},
