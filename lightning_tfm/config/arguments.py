@@ -68,9 +68,9 @@ def experiment_path(name: str) -> Path:
     Raises:
         UserError: if there is no experiment of this name.
     """
-    if name.endswith(".ckpt") or Path(name, "config.yaml").is_file():
+    if name.endswith(".ckpt") or os.path.isdir(name):
         raise UserError(
-            f"{name!r} must be a YAML file or the name of an experiment, but is a run or its checkpoint; to resume it: "
+            f"{name!r} must be a YAML file or the name of an experiment, but is a folder or a checkpoint; to resume a run: "
             f"lightning-tfm fit EXPERIMENT --ckpt_path {shell_quote(name)}"
         )
     is_path = not name or "/" in name or name.endswith((".yaml", ".yml")) or os.path.exists(name)

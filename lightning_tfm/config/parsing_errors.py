@@ -57,7 +57,7 @@ def format_error(error: BaseException, options: Iterable[str] = ()) -> str:
         if isinstance(cause, UserError):
             return str(cause)
         cause = cause.__cause__ or cause.__context__
-    text = str(error)
+    text = re.sub(r"argument (--[\w-]+)/--\w+:", r"argument \1:", str(error))  # the option without its other spelling
     keys = list(dict.fromkeys(re.findall(r'Parser key "([^"]+)":', text)))
     setting, classes = ".".join(keys), re.findall(r"Problem with given class_path '([^']+)':", text)
     if denied := re.search(r"Importing '([\w.]+)' is not allowed", text):
