@@ -70,8 +70,8 @@ def experiment_path(name: str) -> Path:
     """
     if name.endswith(".ckpt") or os.path.isdir(name):
         raise UserError(
-            f"{name!r} must be a YAML file or the name of an experiment, but is a folder or a checkpoint; to resume a run: "
-            f"lightning-tfm fit EXPERIMENT --ckpt_path {shell_quote(name)}"
+            f"{name!r} must be a YAML file or the name of an experiment, but is a folder or a checkpoint; to resume a "
+            f"run: lightning-tfm fit EXPERIMENT --ckpt_path {shell_quote(name)}"
         )
     is_path = not name or "/" in name or name.endswith((".yaml", ".yml")) or os.path.exists(name)
     return Path(name) if is_path else find_experiment(name)
