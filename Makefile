@@ -6,6 +6,7 @@ INSTALLED := .venv/installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % s
 
 .PHONY: install train test test-all test-soak coverage reproduce bench lint docs
 .NOTPARALLEL: # one installation at a time
+unexport PYTHONDONTWRITEBYTECODE # otherwise, each command would compile torch again, which takes half a minute
 
 install: $(INSTALLED)
 
@@ -18,6 +19,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo 'fast network.'
 	@test -e $@ || $(PYTHON) -m venv --clear .venv
 	@$(call install,--editable .)
+	@# with that variable, commands that are not started by make write no bytecode
+	@$(if $(PYTHONDONTWRITEBYTECODE),$(BIN)/lightning-tfm fit copy_gpt --dry-run >/dev/null)
 	@touch $@
 
 # Install an extra of pyproject.toml.

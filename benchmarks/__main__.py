@@ -48,6 +48,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     decoding.translations,
     framework.length_buckets,
     framework.trainer_overhead,
+    framework.threads,
     framework.start_up,
     framework.processes,
     framework.elastic,

@@ -44,7 +44,7 @@ EARLY = {
         "fit copy-gpt": ("'copy-gpt'", "'copy_gpt'"),
         "fit foo": ("'foo'", "lightning-tfm list"),
         "fit swep.yaml": ("'swep.yaml'", "No such file", "'sweep.yaml'"),
-        "fit not_a.ckpt": ("its checkpoint", "--ckpt_path not_a.ckpt"),
+        "fit not_a.ckpt": ("a checkpoint", "--ckpt_path not_a.ckpt"),
     },
     "fit copy_gpt": {
         "--config foo.yaml": ("--config", "'foo.yaml'", "No such file"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -23,3 +24,11 @@ def test_make_install_refuses_an_old_python(tmp_path):
     mistake = f"error: Python must be 3.11 or newer, but {python} is 3.9; try: make install PYTHON=python3.12"
     assert child.stderr.splitlines()[0] == mistake
     assert not (tmp_path / ".venv").exists()
+
+
+def test_modules_are_compiled_once():
+    """Some images of containers set the variable, with which each process compiles all modules that it imports."""
+    command = ["make", "--eval", "show: ; @echo $${PYTHONDONTWRITEBYTECODE-unset}", "show"]
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", timeout=60)
+    assert child.stdout == "unset\n"
