@@ -27,6 +27,17 @@ SAVING = ("ModelCheckpoint", "OnExceptionCheckpoint")
 """Callbacks that write checkpoints, which are ignored in a checkpoint."""
 
 
+def with_underscores(arguments: list[str]) -> list[str]:
+    """Spell the names of settings as in YAML, with underscores, in place of which hyphens are accepted."""
+    names = (argument.partition("=")[0] for argument in arguments)
+    return [
+        name.replace("-", "_").replace("__", "--", 1) + argument.removeprefix(name)
+        if name.startswith("--")
+        else argument
+        for name, argument in zip(names, arguments, strict=True)
+    ]
+
+
 def with_options(arguments: list[str], folder: Path, read: Callable[[Path], dict[str, Any]] = read_index) -> list[str]:
     """Replace a positional argument, an experiment to fit or a run to evaluate, with the equivalent options.
 

@@ -50,7 +50,7 @@ from lightning_tfm.errors import (
     rank_zero_print,
     shell_quote,
 )
-from lightning_tfm.fit.arguments import with_options
+from lightning_tfm.fit.arguments import with_options, with_underscores
 from lightning_tfm.fit.console import print_next_commands, print_results, print_upload_command
 from lightning_tfm.fit.resuming import (
     Resumption,
@@ -542,7 +542,7 @@ def run(arguments: list[str], cli: type[TfmCLI] = TfmCLI) -> TfmCLI:
         warnings.filterwarnings("ignore", pattern)
     checkpoints = VerifiedCheckpointIO()
     with TemporaryDirectory() as folder:
-        return cli(arguments[0], with_options(arguments, Path(folder), checkpoints.peek), checkpoints)
+        return cli(arguments[0], with_options(with_underscores(arguments), Path(folder), checkpoints.peek), checkpoints)
 
 
 def data_of_checkpoint(checkpoint: str, settings: Sequence[str]) -> TaskDataModule:

@@ -350,10 +350,11 @@ class Run:
             configs = [option for option in options[:1] if not option.startswith("-")]
             for option, following in itertools.pairwise([*options, "--"]):
                 name, equals, value = option.removeprefix("--").partition("=")
+                name = name.replace("-", "_")
                 text = value if equals or following.startswith("--") else following
                 if option in ("-c", "--config") or option.startswith("--config="):
                     configs.append(text)
-                elif option.startswith("--") and not is_below(name.replace("-", "_"), (*IGNORED, *SEEDS)):
+                elif option.startswith("--") and not is_below(name, (*IGNORED, *SEEDS)):
                     given[name] = text
             given |= {"config": ", ".join(configs[1:])} if configs[1:] else {}  # the first is the experiment
         return given

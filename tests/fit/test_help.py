@@ -45,6 +45,21 @@ def test_help_fits_a_screen_and_names_what_exists(name, command):
         assert any(other == name or other.startswith(f"{name}.") for other in settings), option
 
 
+def test_names_of_settings_have_hyphens_or_underscores(command):
+    settings = ["--seed_everything=3", "--trainer.max_steps", "7", "--data.init_args.batch_size=9", "--dry_run"]
+    printed, hyphenated = (
+        command("fit", "--config", COPY, *arguments, "--print_config").out
+        for arguments in (settings, [setting.replace("_", "-") for setting in settings])
+    )
+    assert printed == hyphenated
+    settings = flatten(yaml.safe_load(printed))
+    assert (settings["seed_everything"], settings["trainer.max_steps"], settings["data.init_args.batch_size"]) == (
+        3,
+        7,
+        9,
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "name", "setting"),
     [

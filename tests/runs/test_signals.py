@@ -16,7 +16,7 @@ from lightning_tfm.checkpoint import read
 from lightning_tfm.runs.record import Run
 from support.equality import assert_same_run
 from support.experiments import fit, folder, wait_for_step
-from support.processes import ENVIRONMENT, SCRIPT, run, start, start_two
+from support.processes import ENVIRONMENT, SCRIPT, TWO_PROCESSES, run, start, start_two
 
 pytestmark = pytest.mark.run
 
@@ -66,10 +66,14 @@ def test_resume_command_with_quoted_paths_resumes(killed, tmp_path):
     assert [start["step"] for start in Run(next(tmp_path.glob("runs/*/version_0"))).starts] == [30, 37]
 
 
+@pytest.mark.parametrize("devices", [(), TWO_PROCESSES])
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_to_all_processes_saves_a_checkpoint(signum, status, tmp_path):
-    """Ctrl-C in a terminal and SIGTERM from a scheduler also reach the data loader workers."""
-    command = [SCRIPT, *map(str, fit("gpt", **{"data.init_args.num_workers": 2, "trainer.max_steps": 100_000}))]
+def test_a_signal_to_all_processes_saves_a_checkpoint(signum, status, devices, tmp_path):
+    """Ctrl-C in a terminal and SIGTERM from a scheduler also reach the second process and the data loader workers."""
+    command = [
+        SCRIPT,
+        *map(str, fit("gpt", *devices, **{"data.init_args.num_workers": 2, "trainer.max_steps": 100_000})),
+    ]
     with (tmp_path / "stderr").open("w") as err:
         process = subprocess.Popen(
             command, cwd=tmp_path, env=ENVIRONMENT, stdout=err, stderr=err, start_new_session=True
@@ -81,7 +85,8 @@ def test_a_signal_to_all_processes_saves_a_checkpoint(signum, status, tmp_path):
     finally:
         process.kill()
     printed = (tmp_path / "stderr").read_text()
-    assert "saved after step" in printed
+    assert printed.count(f"interrupted by {signum.name}, saved after step") == 1
+    assert printed.count("interrupted") == 1
     assert "Traceback" not in printed
 
 
