@@ -4,7 +4,7 @@ BIN := .venv/bin
 PYTHON ?= $(if $(wildcard .venv/installed*),$(BIN)/python,python3)
 INSTALLED := .venv/installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
-.PHONY: install train test test-all test-soak coverage reproduce bench lint docs
+.PHONY: install train test test-all test-soak coverage reproduce bench lint docs notebooks
 .NOTPARALLEL: # one installation at a time
 unexport PYTHONDONTWRITEBYTECODE # otherwise, each command would compile torch again, which takes half a minute
 
@@ -88,3 +88,7 @@ lint: $(INSTALLED)-lint
 # Build the documentation in docs/_build/html. Warnings are errors.
 docs: $(INSTALLED)-docs
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+# Open the tutorials in JupyterLab. On a machine without a browser, open the address that it prints.
+notebooks: $(INSTALLED)-lab
+	$(BIN)/jupyter lab docs/tutorials

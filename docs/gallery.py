@@ -15,6 +15,7 @@ from pathlib import Path
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from PIL import Image
 
 import lightning_tfm
@@ -23,7 +24,7 @@ from datamodules.date import links
 from lightning_tfm.commands.report import report
 from lightning_tfm.data import Pair
 from lightning_tfm.plots.pictures import draw_attention
-from lightning_tfm.plots.style import PALETTE, STYLE
+from lightning_tfm.plots.style import HIGHLIGHT, PALETTE, STYLE
 from lightning_tfm.runs.record import Run
 
 IMAGES = Path(__file__).parent / "images"
@@ -46,11 +47,14 @@ def date_pair(day: date, text: str) -> Pair:
 
 
 def attention(run: Path, pair: Pair, layer: str, name: str) -> None:
-    """Draw the attention of a layer for a pair."""
+    """Draw the attention of a layer for a pair, in the width of a page on a screen of high resolution."""
     predictor = lightning_tfm.load(run / "checkpoints/best.ckpt")
     content = {"source": pair.source, "target": pair.target, "alignment": pair.alignment}
     maps = next(maps for maps in predictor.attention(content) if maps.layer == layer)
-    draw_attention(maps).savefig(IMAGES / name, dpi=110)
+    with rc_context(STYLE):
+        figure = draw_attention(maps)
+        figure.legend([Patch(facecolor="none", edgecolor=HIGHLIGHT)], ["gold alignment"], loc="upper right")
+    figure.savefig(IMAGES / name, dpi=250)
 
 
 def curves(runs: list[Path]) -> None:

@@ -83,9 +83,14 @@ def command_parser(command: str) -> ArgumentParser:
     raise AssertionError(f"{command} has parsed no arguments")
 
 
+def mark_options(text: str) -> str:
+    """Return a text with the options outside of code marked as code, as Sphinx would change their hyphens to dashes."""
+    return re.sub(r"`[^`]*`|(--[a-z]+(?:[.-][a-z]+)*)", lambda found: f"`{found[1]}`" if found[1] else found[0], text)
+
+
 def sentence(text: str) -> str:
     """Return a text with a capital letter and a full stop."""
-    text = re.sub(r"(?<!`)(--[a-z-]+)", r"`\1`", text)
+    text = mark_options(text)
     return f"{text[0].upper()}{text[1:]}".rstrip(".") + "."
 
 
@@ -115,7 +120,7 @@ def _name(action: Action) -> str:
 
 def _help(action: Action) -> str:
     """Return the help of an argument, with its default unless the help names it."""
-    text = " ".join((action.help or "").split()).replace("``", "`").replace("<", "&lt;")
+    text = mark_options(" ".join((action.help or "").split()).replace("``", "`").replace("<", "&lt;"))
     if action.dest.startswith("trainer."):  # Lightning's help has several sentences, and the defaults of Lightning
         text = re.sub(r":class:(?=`)", "", re.sub(r"\s*Default: .*", "", text))
         first, *rest = re.split(r"(?<=\.) (?=[A-Z])", text)
@@ -127,7 +132,7 @@ def _help(action: Action) -> str:
 
 
 def _usage(parser: ArgumentParser) -> str:
-    with patch.dict(os.environ, {"COLUMNS": "100", "NO_COLOR": "1"}):
+    with patch.dict(os.environ, {"COLUMNS": "88", "NO_COLOR": "1"}):
         lines = parser.format_usage().rstrip().splitlines()
     margin = len("usage: ")
     return "```{code-block} text\n" + "\n".join(line[margin:] for line in lines) + "\n```\n"

@@ -39,7 +39,7 @@ def make_parser() -> CommandParser:
     """Return the parser of the command."""
     parser = CommandParser(
         "lightning-tfm completion",
-        description='Print a script that completes commands in a shell: eval "$(lightning-tfm completion bash)".',
+        description='Print a script that completes commands in a shell: `eval "$(lightning-tfm completion bash)"`.',
     )
     parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS, help="the shell")
     return parser
