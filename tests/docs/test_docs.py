@@ -262,6 +262,20 @@ def test_command_reference_names_every_option():
             assert all(f"`{option}" in reference for option in options if option not in ("-h", "--help"))
 
 
+def test_command_reference_shows_options_as_code():
+    prose = re.sub(r"```.*?```|`[^`\n]*`|^[| -]+$", "", commands(), flags=re.MULTILINE | re.DOTALL)
+    assert "--" not in prose
+    assert "`" not in prose
+
+
+def test_lines_of_code_fit_the_width_of_a_page():
+    """A page shows 88 columns on a screen of 1280 pixels."""
+    for path in PAGES:
+        for _, language, _, code in BLOCK.findall(path.read_text()):
+            if language not in ("{figure}", "{toctree}"):
+                assert [line for line in code.splitlines() if len(line) > 88] == [], path
+
+
 def test_results_page_shows_claims():
     shown = results()
     for path in sorted((ROOT / "experiments").glob("*.yaml")):
