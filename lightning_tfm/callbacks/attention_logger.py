@@ -26,8 +26,9 @@ NUM_EXAMPLES = 2
 class AttentionLogger(Callback):
     """Callback that plots attention weights after the test.
 
-    The run's folder then contains a plot of each layer for a few examples, of the model's own output, with the gold
-    alignment outlined if the output is right, and the positional encodings if the network has any.
+    The run's folder then contains a plot of each layer for a few examples, and the positional encodings if the network
+    has any. The rows are those of the model's own output. If it is wrong, a second plot has the rows of the target. The
+    gold alignment of the target is outlined.
     """
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -57,11 +58,14 @@ class AttentionLogger(Callback):
         """Save plots of attention weights and positional encodings of a run; return their paths."""
         from lightning_tfm.plots.pictures import draw_attention, draw_positions, save_figure
 
-        pictures = []
+        pictures: list[Path] = []
         run.write_examples([example.content for example in examples])
         for row, title, content in track(trainer, examples, "drawing the attention of example"):
             for layer in (layer.cropped() for layer in module.attention(content)):
-                path = run.attention_folder / Run.EXAMPLE_PICTURE.format(row, short_name(layer.layer))
+                name = short_name(layer.layer) + ("_target" if layer.predicts == "target" else "")
+                path = run.attention_folder / Run.EXAMPLE_PICTURE.format(row, name)
+                if path in pictures:  # a layer that does not depend on the target
+                    continue
                 save_figure(draw_attention(layer, f"example {row}: {title}"), path, dpi=100)
                 pictures.append(path)
         for name, layer in module.network.named_modules():
@@ -73,7 +77,10 @@ class AttentionLogger(Callback):
 
 
 def predicted_examples(predictions: Sequence[tuple[int, Prediction]]) -> list[AttentionExample]:
-    """Return the first predictions, and those with the largest loss, as attention examples."""
+    """Return the first predictions, and those with the largest loss, as attention examples.
+
+    A wrong prediction is followed by an example of its target.
+    """
     worst = sorted(predictions, key=lambda line: worst_first(line[1]))[:NUM_EXAMPLES]
     examples = []
     for row, prediction in dict([*predictions[:NUM_EXAMPLES], *worst]).items():
@@ -82,6 +89,9 @@ def predicted_examples(predictions: Sequence[tuple[int, Prediction]]) -> list[At
         source, target, output = (short_title(" ".join(text.split())) for text in texts)
         title = f"{source}\ntrue: {target}\npredicted: {output}"
         examples.append(AttentionExample(row, title, {**prediction}))
+        if prediction["prediction"] != prediction["target"]:
+            of_target = {name: value for name, value in prediction.items() if name != "prediction"}
+            examples.append(AttentionExample(row, title, of_target))
     return examples
 
 

@@ -1,4 +1,4 @@
-"""Loading of the model, and line-by-line input and output, of `generate` and `score`."""
+"""Loading of the model, line-by-line input and output, and the figure of attention, of `generate` and `score`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from io import BufferedReader, TextIOWrapper
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO, cast
+from typing import Any, Literal, Self, TextIO, cast
 
 import torch
 from tqdm import tqdm
 
+from lightning_tfm.commands.parser import CommandParser, check_figures
 from lightning_tfm.config.settings import read_json
 from lightning_tfm.errors import UserError, escape_controls, rank_zero_print, shell_quote
-from lightning_tfm.inference import BATCH_SIZE, OutputStep, Predictor
+from lightning_tfm.inference import BATCH_SIZE, OutputStep, Predictor, short_title
 from lightning_tfm.inference.loading import load
 from lightning_tfm.layers import quantize
 from lightning_tfm.runs.lock import lock_file
@@ -77,6 +78,56 @@ def load_predictor(options: Namespace) -> Predictor:
     elif torch.cuda.is_available():
         predictor.to("cuda")
     return predictor
+
+
+def add_attention(parser: CommandParser, rows: str) -> None:
+    """Add the options of the figure of attention, whose rows are those of an output or of a target."""
+    parser.add_figures(figure=f"draw the attention for one TEXT, with the rows of the {rows},")
+    parser.add_argument(
+        "--layer",
+        metavar="NAME",
+        help="layer whose heads the figure shows, such as decoder.0.cross_attention (default: the weights that define "
+        "the alignment or, without one, the last layer)",
+    )
+
+
+def check_attention(options: Namespace) -> int | None:
+    """Check the options of the figure of attention; see `check_figures`."""
+    if options.figure is not None and len(options.texts) != 1:
+        raise UserError(f"--figure must be set for one TEXT, but there are {len(options.texts)}; name one")
+    if options.layer is not None and options.figure is None:
+        raise UserError(f"--layer must be set for --figure only, but is {options.layer!r}; add --figure FILE")
+    return check_figures(options, "figure")
+
+
+def draw_attention_of(
+    predictor: Predictor, content: Mapping[str, Any], options: Namespace, columns: int | None
+) -> None:
+    """Save the figure of attention for the content of an AttentionExample.
+
+    Raises:
+        UserError: if the network has no attention weights, or not the layer.
+    """
+    from lightning_tfm.plots.pictures import draw_attention, missing_glyphs_named, save_figure  # slow to import
+
+    layers = {layer.layer: layer for layer in predictor.attention(content)}
+    if not layers:
+        raise UserError(
+            f"--figure needs attention weights, but {type(predictor.network).__name__} has none; leave it out"
+        )
+    if options.layer is not None and options.layer not in layers:
+        raise UserError(f"--layer must be one of {', '.join(layers)}, but is {options.layer!r}")
+    source, text = content["source"], content.get("prediction", content["target"])
+    if options.layer is not None:
+        attention = layers[options.layer]
+    elif "alignments" in predictor.decoding_options:
+        predicts: Literal["output", "target"] = "output" if "prediction" in content else "target"
+        attention = predictor.align(source, text)._replace(predicts=predicts)
+    else:
+        attention = [*layers.values()][-1]
+    title = f"{short_title(source)} \N{RIGHTWARDS ARROW} {short_title(text)}"
+    with missing_glyphs_named():
+        save_figure(draw_attention(attention.cropped(), title, columns), options.figure)
 
 
 def read_chunks(options: Namespace, files: ExitStack, one_by_one: bool) -> Iterator[list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -11,7 +11,11 @@ from typing import Any, NoReturn
 
 from lightning_tfm.config.trust import TRUST_HELP, package_names
 from lightning_tfm.errors import UserError, nearest
+from lightning_tfm.plots.style import COLUMNS
 from lightning_tfm.system.private import actions
+
+FIGURES = (".pdf", ".png", ".svg")
+"""Suffixes of figures."""
 
 
 def check_new_file(option: str, path: Path, overwrite: bool) -> None:
@@ -26,6 +30,32 @@ def check_new_file(option: str, path: Path, overwrite: bool) -> None:
         raise UserError(
             f"{option} must lie in a folder that exists, but {str(path.parent)!r} does not; create it first"
         )
+
+
+def check_figures(options: Namespace, *names: str) -> int | None:
+    """Check the options of `CommandParser.add_figures`.
+
+    Args:
+        options: the options of the command.
+        names: the names of the options that are files of figures.
+
+    Returns:
+        The number of columns of a publication that the figures span; None for the screen.
+
+    Raises:
+        UserError: if an option is not valid, or is set without a figure.
+    """
+    paths = {f"--{name}": path for name in names if (path := getattr(options, name)) is not None}
+    for name, path in paths.items():
+        check_new_file(name, path, options.overwrite)
+        if path.suffix not in FIGURES:
+            raise UserError(f"{name} must end in {' or '.join(FIGURES)}, but is {str(path)!r}; try {path.stem}.pdf")
+    if options.style == "paper" and not paths:
+        needed = " or ".join(f"--{name}" for name in names)
+        raise UserError(f"--style paper must be set for a figure only, but there is none; add {needed} FILE")
+    if options.columns is not None and options.style != "paper":
+        raise UserError(f"--columns must be set for --style paper only, but is {options.columns}; add --style paper")
+    return (options.columns or 1) if options.style == "paper" else None
 
 
 class CommandParser(ArgumentParser):
@@ -51,6 +81,25 @@ class CommandParser(ArgumentParser):
         self.add_argument(
             "--int8", action="store_true", help="use 8-bit weights, on the CPU; faster there, but less exact"
         )
+
+    def add_figures(self, **helps: str) -> None:
+        """Add an option for the file of each figure, given its help, and `--style`, `--columns` and `--overwrite`."""
+        for name, help in helps.items():
+            self.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"{help} to a .png, .pdf or .svg file")
+        self.add_argument(
+            "--style",
+            choices=("screen", "paper"),
+            default="screen",
+            help="style of figures: for a screen, or of the width and the font size of a publication (default: screen)",
+        )
+        widths = ", or ".join(f"{number}, {inches} inches" for number, inches in COLUMNS.items())
+        self.add_argument(
+            "--columns",
+            type=int,
+            choices=[*COLUMNS],
+            help=f"columns of the publication that figures span: {widths} (default: 1)",
+        )
+        self.add_argument("--overwrite", action="store_true", help="replace existing files")
 
     def options(self) -> list[str]:
         """Return the options."""

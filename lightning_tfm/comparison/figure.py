@@ -1,18 +1,24 @@
-"""Figure of comparisons: the value of each seed, the means, the differences and their intervals."""
+"""Figures of comparisons: the values, means and differences with their intervals, and the learning curves."""
 
 from __future__ import annotations
 
+import math
+import statistics
 import textwrap
 from collections.abc import Sequence
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
+from lightning_tfm.comparison.groups import Group
+from lightning_tfm.comparison.publication import base_name, metric_name
 from lightning_tfm.comparison.results import Comparison
 from lightning_tfm.comparison.statistics import COVERAGE, Interval, differences
-from lightning_tfm.plots.pictures import style_for
-from lightning_tfm.plots.style import COLUMNS, PALETTE, PAPER, STYLE
+from lightning_tfm.errors import UserError
+from lightning_tfm.plots.pictures import style_for, text_width
+from lightning_tfm.plots.style import COLUMNS, PALETTE
 
 LABEL_WIDTH = 24
 """Width at which the name of a group is wrapped, in characters."""
@@ -22,6 +28,9 @@ AXIS_LABEL_WIDTH = 30
 
 SPREAD = 0.25
 """Distance between the mean and the value of a seed, in rows."""
+
+LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
+"""Styles of learning curves, by which they can be told apart in black and white."""
 
 
 def draw_comparisons(comparisons: Sequence[Comparison], columns: int | None = None) -> Figure:
@@ -41,8 +50,7 @@ def draw_comparisons(comparisons: Sequence[Comparison], columns: int | None = No
     across = 1 if columns == 1 else panels
     rows = len(comparisons) * panels // across
     width, margin, step = (4.2 * across, 1.0, 0.6) if columns is None else (COLUMNS[columns], 0.55, 0.3)
-    fonts = style_for(*(comparison.metric for comparison in comparisons), *names)["font.family"]
-    with rc_context((STYLE if columns is None else PAPER) | {"font.family": fonts}):
+    with rc_context(style_for(*(comparison.metric for comparison in comparisons), *names, columns=columns)):
         figure = Figure(figsize=(width, rows * (margin + step * len(names))), layout="constrained")
         grid = figure.subplots(rows, across, squeeze=False).reshape(len(comparisons), panels)
         for comparison, axes in zip(comparisons, grid, strict=True):
@@ -52,6 +60,72 @@ def draw_comparisons(comparisons: Sequence[Comparison], columns: int | None = No
             elif panels == 2:
                 axes[1].set_axis_off()
     return figure
+
+
+def draw_curves(comparisons: Sequence[Comparison], columns: int | None = None) -> Figure:
+    """Draw the validations of the metrics of comparisons by training step.
+
+    Args:
+        comparisons: the comparisons, one for each metric.
+        columns: the number of columns of a publication that the figure spans; None for a figure on a screen.
+
+    Returns:
+        The figure. A line is the mean over the seeds of a group, at the steps at which all of them were validated, and
+        the area around it extends from the lowest to the highest seed.
+
+    Raises:
+        UserError: if no run was validated with a metric while it was trained.
+    """
+    metrics = dict.fromkeys(f"val/{base_name(comparison.metric)}" for comparison in comparisons)
+    groups = {group.name: group for comparison in comparisons for group in comparison.groups}
+    curves = {metric: {name: _curve(group, metric) for name, group in groups.items()} for metric in metrics}
+    for metric, by_group in curves.items():
+        if not any(by_group.values()):
+            raise UserError(
+                f"--curves needs runs that were validated with a metric, but none has {metric}; leave it out"
+            )
+    panels = len(metrics)
+    across = min(panels, 1 if columns == 1 else 2)
+    rows = -(-panels // across)
+    width, height = (4.2 * across, 2.8) if columns is None else (COLUMNS[columns], 2.0)
+    labels = {name: textwrap.fill(name, LABEL_WIDTH) for name in groups}
+    with rc_context(style_for(*metrics, *labels, columns=columns)):
+        figure = Figure(figsize=(width, rows * height), layout="constrained")
+        grid = figure.subplots(rows, across, squeeze=False).flatten()
+        for axes, (metric, by_group) in zip(grid, curves.items(), strict=False):
+            for number, (name, curve) in enumerate(by_group.items()):
+                style = {"color": PALETTE[number % len(PALETTE)], "label": labels[name]}
+                means = {step: statistics.fmean(values) for step, values in curve.items()}
+                axes.plot([*means], [*means.values()], linestyle=LINES[number % len(LINES)], linewidth=1.2, **style)
+                low, high = ([choose(values) for values in curve.values()] for choose in (min, max))
+                axes.fill_between([*means], low, high, color=style["color"], alpha=0.2, linewidth=0)
+            axes.set_xlabel("training step")
+            axes.set_ylabel(f"validation {metric_name(metric.removeprefix('val/'))}", parse_math=False)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+            axes.grid(linewidth=0.3)
+        for axes in grid[panels:]:
+            axes.set_axis_off()
+        if len(groups) > 1:
+            handles, _ = grid[0].get_legend_handles_labels()
+            across = max(
+                1, int(width / (0.5 + max(text_width(line) for label in labels.values() for line in label.split("\n"))))
+            )
+            legend = figure.legend(handles=handles, loc="outside upper center", ncols=min(across, len(groups)))
+            for text in legend.get_texts():
+                text.set_parse_math(False)
+    return figure
+
+
+def _curve(group: Group, metric: str) -> dict[int, list[float]]:
+    """Return the finite values of a metric, one for each seed, at each training step at which all seeds have one."""
+    curves: list[dict[int, float]] = []
+    for run in group.runs:
+        rows, _ = run.read_rows()
+        points = {
+            int(row["step"]) + 1: float(row[metric]) for row in rows if row.get(metric)
+        }  # Lightning counts from 0
+        curves.append({step: value for step, value in points.items() if math.isfinite(value)})
+    return {step: [curve[step] for curve in curves] for step in sorted(set.intersection(*map(set, curves)))}
 
 
 def _draw_means(axes: Axes, comparison: Comparison) -> None:

@@ -51,7 +51,7 @@ def signatures(comparisons: Sequence[Comparison]) -> list[str]:
     """Return sacrebleu's signatures of the metrics that have one, such as "BLEU|nrefs:1|...", each once."""
     found: dict[str, None] = {}
     for comparison in comparisons:
-        name = _base(comparison.metric)
+        name = base_name(comparison.metric)
         for run in (run for group in comparison.groups for run in group.runs):
             if name in run.summary.signatures:
                 found[f"{metric_name(name)}|{run.summary.signatures[name]}"] = None
@@ -166,7 +166,7 @@ def _cell(comparison: Comparison, group: Group | None) -> str:
 
 def _number(comparison: Comparison, value: float) -> str:
     """Return a value with the digits of the other tables, in percent if it is a rate."""
-    if _base(comparison.metric) in RATES:
+    if base_name(comparison.metric) in RATES:
         return f"{100 * value:.{comparison.decimals - 2}f}"
     return f"{value:.{comparison.decimals}f}"
 
@@ -174,12 +174,12 @@ def _number(comparison: Comparison, value: float) -> str:
 def _heading(comparison: Comparison, has_one_split: bool) -> str:
     """Return the name of a metric with its unit and an arrow to better values."""
     *split, name = comparison.metric.split("/", 1)
-    percent = " (%)" if _base(comparison.metric) in RATES else ""
+    percent = " (%)" if base_name(comparison.metric) in RATES else ""
     arrow = "\N{DOWNWARDS ARROW}" if comparison.lower_is_better else "\N{UPWARDS ARROW}"
     return f"{metric_name(name if split and has_one_split else comparison.metric)}{percent} {arrow}"
 
 
-def _base(metric: str) -> str:
+def base_name(metric: str) -> str:
     """Return the name of a metric without its split, its test set and its category."""
     parts = metric.split("/")
     return next((part for part in parts[:-1] if part in PER_CATEGORY), parts[-1])

@@ -243,6 +243,10 @@ class Predictor(nn.Module, ABC):
         """Return a line and its output as the content of an AttentionExample."""
         return {"source": clean_line(line), "target": output, "prediction": output, "alignment": None}
 
+    def given_example(self, line: str) -> dict[str, Any]:
+        """Return a line that can be scored as the content of an AttentionExample; by default, a text."""
+        return self.example(line, clean_line(line))
+
     def tokenize(self, line: str) -> Ids:
         """Return the ids of a line of input; raise UserError if it has no tokens, or one that cannot be encoded."""
         if not line:

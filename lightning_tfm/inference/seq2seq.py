@@ -148,6 +148,11 @@ class Seq2SeqPredictor(Predictor):
     def max_input_lengths(self) -> dict[str, int | None]:
         return dict(zip(("source", "target_in"), self.network.max_lengths(self.max_target_length), strict=True))
 
+    def given_example(self, line: str) -> dict[str, Any]:
+        """Return a source and its target, separated by a tab, as the content of an AttentionExample."""
+        source, _, target = clean_line(line).rpartition("\t")
+        return {"source": source, "target": target, "alignment": None}
+
     def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
         text = content.get("prediction", content["target"])
         inputs = self._inputs(content["source"], text)

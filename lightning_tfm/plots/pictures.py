@@ -28,7 +28,7 @@ from torch import Tensor
 
 from lightning_tfm.errors import rank_zero_print
 from lightning_tfm.inference.attention_maps import AttentionMap, visible
-from lightning_tfm.plots.style import HEAT, HIGHLIGHT, PALETTE, STYLE
+from lightning_tfm.plots.style import COLUMNS, HEAT, HIGHLIGHT, PALETTE, PAPER, STYLE
 from lightning_tfm.system.files import atomic_write
 
 HEADS_A_ROW = 2
@@ -40,14 +40,14 @@ CELL = 0.18
 MAX_PANEL = 9.0
 """Maximum width of a row of panels and maximum height of a panel, in inches, to which long texts are scaled down."""
 
+MAX_HEIGHT = 8.0
+"""Maximum height of all panels in a publication, in inches."""
+
 GAP = 0.25
 """Gap between the panels of two heads, in inches."""
 
 _LABEL_SIZE = 8
-"""Size of the labels of attention weights, in points."""
-
-_EM = _LABEL_SIZE / 72
-"""Size of the labels of attention weights, in inches."""
+"""Size of the labels of attention weights on a screen, in points."""
 
 MIN_LABEL_DISTANCE = 0.12
 """Minimum distance of two labels of attention weights, in inches; if the weights are closer, not all have a label."""
@@ -87,14 +87,19 @@ def missing_glyphs_named() -> Iterator[None]:
         )
 
 
-def save_figure(figure: Figure, path: Path, dpi: int = 150) -> None:
-    """Save a figure to a .png, .pdf or .svg file; fonts are embedded in PDF, and letters are outlines in SVG."""
+def save_figure(figure: Figure, path: Path, dpi: int = 300) -> None:
+    """Save a figure to a .png, .pdf or .svg file; fonts are embedded in PDF, and letters are text in SVG."""
     with rc_context(STYLE), atomic_write(path) as file:
         figure.savefig(file, format=path.suffix[1:], dpi=dpi)
 
 
-def style_for(*texts: str) -> dict[Any, Any]:
-    """Return STYLE with further installed fonts for the characters of texts that the default font lacks."""
+def style_for(*texts: str, columns: int | None = None) -> dict[Any, Any]:
+    """Return the style of a figure, with further installed fonts for the characters that the default font lacks.
+
+    Args:
+        texts: the texts of the figure.
+        columns: the number of columns of a publication that the figure spans; None for a figure on a screen.
+    """
     families = rcParams["font.family"]
     missing = set(map(ord, "".join("".join(texts).split()))) - _characters(findfont(FontProperties(family=families)))
     for font in fontManager.ttflist if missing else ():
@@ -102,7 +107,7 @@ def style_for(*texts: str) -> dict[Any, Any]:
         if not font.name.startswith("Last Resort") and missing & _characters(font.fname):
             families = [*families, font.name]
             missing -= _characters(font.fname)
-    return STYLE | {"font.family": families}
+    return (STYLE if columns is None else PAPER) | {"font.family": families}
 
 
 @functools.cache
@@ -114,10 +119,13 @@ def _characters(font: str) -> Set[int]:
         return set()
 
 
-def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
+def draw_attention(attention: AttentionMap, title: str = "", columns: int | None = None) -> Figure:
     """Draw the attention weights of a layer, with one panel per head and the gold alignment outlined.
 
-    The title may have any number of lines, above the name of the layer.
+    Args:
+        attention: the weights.
+        title: the title, of any number of lines, above the name of the layer; omitted in a publication.
+        columns: the number of columns of a publication that the figure spans; None for a figure on a screen.
 
     Note:
         The darkest color is a weight of 1, or the largest weight of the layer if that is below 0.5, as over long texts.
@@ -125,23 +133,42 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
         take seconds per figure.
     """
     heads, T, S = attention.weights.shape
-    cell = min(CELL, MAX_PANEL / max(S, T))
-    # Few panels per row if they are wide, so that labels stay legible if the picture is scaled down.
-    columns = min(
-        range(min(heads, HEADS_A_ROW, max(1, int(MAX_PANEL / (S * cell)))), 0, -1),
-        key=lambda number: max(number * S, -(-heads // number) * T),
-    )
-    rows = -(-heads // columns)
+    queries, keys = (list(map(_label, labels)) for labels in (attention.queries, attention.keys))
+    style = style_for(title, *queries, *keys, columns=columns)
+    size = style["xtick.labelsize"]
+    left = 0.35 + max(text_width(query, size) for query in queries)
+    right = 0.7 if columns is None else 0.62  # of the panels, for the color bar
+    above = 0.3 if heads > 1 else 0.1  # of a panel
+    if columns is None:
+        cell = min(CELL, MAX_PANEL / max(S, T))
+        # Few panels per row if they are wide, so that labels stay legible if the picture is scaled down.
+        across = min(
+            range(min(heads, HEADS_A_ROW, max(1, int(MAX_PANEL / (S * cell)))), 0, -1),
+            key=lambda number: max(number * S, -(-heads // number) * T),
+        )
+    else:
+        room = COLUMNS[columns] - left - right
+        sizes = {
+            number: min(CELL, (room / number - GAP) / S, (MAX_HEIGHT / -(-heads // number) - above) / T)
+            for number in range(heads, 0, -1)
+        }
+        across = max(sizes, key=lambda number: sizes[number])
+        cell = sizes[across]
+    rows = -(-heads // across)
     panel_width, panel_height = S * cell, T * cell
     every = math.ceil(MIN_LABEL_DISTANCE / cell)
-    queries, keys = (list(map(_label, labels)) for labels in (attention.queries, attention.keys))
-    left = 0.35 + max(map(text_width, queries))
-    below = 0.1 + (_EM if max(map(len, keys)) == 1 else max(map(text_width, keys)))  # of the lowest panels
-    above = 0.3 if heads > 1 else 0.1  # of a panel
-    width = max(left + columns * (panel_width + GAP) + 0.7, 4.5)
-    across = int((width - left) / (0.62 * 9 / 72))
-    lines = [part for line in title.splitlines() for part in textwrap.wrap(line, across, max_lines=2, placeholder=" …")]
-    bottom, top = 0.25, 0.2 * (len(lines) + 1)
+    below = 0.1 + (size / 72 if max(map(len, keys)) == 1 else max(text_width(key, size) for key in keys))
+    used = left + across * (panel_width + GAP) + right
+    lines: list[str] = []
+    if columns is None:
+        width = max(used, 4.5)
+        letters = int((width - left) / (0.62 * 9 / 72))
+        wrapped = (textwrap.wrap(line, letters, max_lines=2, placeholder=" …") for line in title.splitlines())
+        lines = [*itertools.chain.from_iterable(wrapped), attention.layer]
+    else:
+        width = COLUMNS[columns]
+        left += (width - used) / 2
+    bottom, top = 0.25, 0.2 * len(lines)
     height = bottom + below + rows * (above + panel_height) + top
     figure = Figure(figsize=(width, height))
 
@@ -151,16 +178,16 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
 
     largest = attention.weights.max().item()
     darkest = 1.0 if largest >= 0.5 else largest
-    with rc_context(style_for(title, *queries, *keys)):
+    with rc_context(style):
         for head, weights in enumerate(attention.weights.float().cpu().numpy()):
-            row, column = divmod(head, columns)
+            row, column = divmod(head, across)
             y = height - top - (row + 1) * (above + panel_height)
             axes = add_axes(left + column * (panel_width + GAP), y, panel_width, panel_height)
             image = axes.imshow(weights, vmin=0, vmax=darkest, cmap=HEAT, aspect="auto")
-            axes.tick_params(length=0, labelsize=_LABEL_SIZE)
+            axes.tick_params(length=0)
             axes.spines[:].set_visible(True)
             # The panels of a column share the labels below it, and those of a row the labels on the left.
-            below_it = (range(0, S, every), keys[::every]) if head + columns >= heads else ((), ())
+            below_it = (range(0, S, every), keys[::every]) if head + across >= heads else ((), ())
             axes.set_xticks(*below_it, parse_math=False)
             for tick in axes.get_xticklabels():
                 tick.set_rotation(0 if len(tick.get_text()) == 1 else 90)
@@ -171,20 +198,22 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
             outlines = [Rectangle((key - 0.5, query - 0.5), 1, 1) for key, query in attention.gold]
             axes.add_collection(PatchCollection(outlines, facecolor="none", edgecolor=HIGHLIGHT), autolim=False)
         length = min(panel_height, 1.5)
-        bar = add_axes(left + columns * (panel_width + GAP), height - top - above - length, 0.12, length)
+        bar = add_axes(left + across * (panel_width + GAP), height - top - above - length, 0.12, length)
         figure.colorbar(image, cax=bar, label="weight", ticks=MaxNLocator(2))
-        middle, up = left + (columns * (panel_width + GAP) - GAP) / 2, height - top - bottom
-        figure.supxlabel("attended symbol", x=middle / width, y=0.04 / height, va="bottom", fontsize=8)
+        start, middle = (width - used) / 2 if columns else 0.0, left + (across * (panel_width + GAP) - GAP) / 2
+        up = height - top - bottom
+        figure.supxlabel("attended symbol", x=middle / width, y=0.04 / height, va="bottom", fontsize=size)
         label = f"{attention.predicts} symbol".lstrip()
-        figure.supylabel(label, x=0.04 / width, y=(bottom + up / 2) / height, ha="left", fontsize=8)
-        heading = "\n".join([*lines, attention.layer])
-        figure.suptitle(heading, x=left / width, y=1 - 0.06 / height, ha="left", va="top", parse_math=False)
+        figure.supylabel(label, x=(start + 0.04) / width, y=(bottom + up / 2) / height, ha="left", fontsize=size)
+        if lines:
+            heading = "\n".join(lines)
+            figure.suptitle(heading, x=left / width, y=1 - 0.06 / height, ha="left", va="top", parse_math=False)
     return figure
 
 
-def text_width(label: str) -> float:
-    """Return the approximate width of a label in inches."""
-    return _EM * sum(1.0 if east_asian_width(letter) in "WF" else 0.62 for letter in label)
+def text_width(label: str, size: float = _LABEL_SIZE) -> float:
+    """Return the approximate width of a label in inches, given the size of its letters in points."""
+    return size / 72 * sum(1.0 if east_asian_width(letter) in "WF" else 0.62 for letter in label)
 
 
 def _label(symbol: str) -> str:

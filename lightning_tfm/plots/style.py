@@ -23,12 +23,13 @@ STYLE: dict[Any, Any] = {
     "legend.fontsize": 8,
     "legend.frameon": False,
     "pdf.fonttype": 42,  # TrueType, which journals require; matplotlib's default, Type 3, cannot be edited
+    "svg.fonttype": "none",  # text, which can be searched and edited, in place of outlines
     "xtick.labelsize": 8,
     "ytick.labelsize": 8,
 }
 """matplotlib settings for `rc_context`."""
 
-COLUMNS = {1: 3.3, 2: 6.9}
+COLUMNS = {1: 3.25, 2: 6.75}
 """Widths of figures of one and of two columns of a publication, in inches."""
 
 PAPER: dict[Any, Any] = STYLE | {name: 7 for name in ("font.size", *STYLE) if name.endswith("size")}
