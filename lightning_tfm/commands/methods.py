@@ -16,7 +16,7 @@ from lightning_tfm.comparison import Group, find_groups
 from lightning_tfm.errors import UserError, escape_controls, rank_zero_print
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import relative
-from lightning_tfm.system.tables import escape_latex
+from lightning_tfm.system.tables import breakable_latex, escape_latex
 
 REFERENCES = Path(__file__).parents[1] / "reporting/references.bib"
 """References of the phrases, by key in alphabetical order."""
@@ -432,7 +432,7 @@ def _value(value: object) -> str:
 
 
 def _code(name: str) -> str:
-    return rf"\texttt{{{escape_latex(name)}}}"
+    return rf"\texttt{{{breakable_latex(name)}}}"
 
 
 def _span(values: Sequence[float]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import statistics
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -11,13 +12,19 @@ from io import StringIO
 from lightning_tfm.comparison.groups import Group
 from lightning_tfm.comparison.results import Comparison
 from lightning_tfm.runs.record import PER_CATEGORY
-from lightning_tfm.system.tables import escape_latex
+from lightning_tfm.system.tables import breakable_latex, escape_latex
 
 RATES = frozenset({"accuracy", "aer", "exact_match", "f1", "ser", "token_accuracy"})
 """Metrics that are fractions, which are shown in percent."""
 
 NAMES = {"aer": "AER", "bleu": "BLEU", "chrf": "chrF2", "f1": "F1", "ser": "SER"}
 """Names of metrics in text; chrF2 is sacrebleu's name of its default chrF."""
+
+HEADING_WIDTH = 14
+"""Width at which the headings of columns are wrapped in LaTeX, in characters."""
+
+COLUMN_WIDTH = 40
+"""Maximum width of a table that fits into one of two columns of a page, in characters."""
 
 SPLITS = {"test": "test", "val": "validation"}
 """Names of the splits in text."""
@@ -85,28 +92,42 @@ def results(comparisons: Sequence[Comparison]) -> Results:
 
 
 def results_latex(comparisons: Sequence[Comparison]) -> str:
-    """Return the table of results as a float in LaTeX, which needs the package booktabs."""
+    """Return the table of results as a float in LaTeX, which needs the package booktabs.
+
+    A wide table spans both columns of a page with two.
+    """
     table = results(comparisons)
-    header, *rows = (
-        [rf"\textbf{{{cell}}}" if (row, column) in table.best else cell for column, cell in enumerate(cells)]
-        for row, cells in enumerate((map(escape_latex, cells) for cells in (table.header, *table.rows)), start=-1)
-    )
+    headings = [textwrap.wrap(cell, HEADING_WIDTH) or [""] for cell in table.header]
+    stacked = (r"\\".join(map(escape_latex, lines)) for lines in headings)
+    header = [rf"\shortstack[r]{{{text}}}" if r"\\" in text else text for text in stacked]
+    rows = [
+        [
+            rf"\textbf{{{escape_latex(cell)}}}" if (row, column) in table.best else escape_latex(cell)
+            for column, cell in enumerate(cells)
+        ]
+        for row, cells in enumerate(table.rows)
+    ]
     body = [" & ".join(row) + r" \\" for row in rows]
+    columns = zip(headings, *([[cell] for cell in row] for row in table.rows), strict=True)
+    width = sum(2 + max(len(line) for lines in column for line in lines) for column in columns)
+    name, size = ("table*", r"\footnotesize") if width > COLUMN_WIDTH else ("table", r"\small")
     lines = [
         "% needs the package booktabs",
-        r"\begin{table}",
+        rf"\begin{{{name}}}",
         r"\centering",
         rf"\caption{{{escape_latex(table.caption)}}}",
         r"\label{tab:results}",
-        rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
+        r"\par\smallskip",  # article has no space below a caption
+        size,
+        rf"\begin{{tabular}}{{@{{}}l{'r' * (len(header) - 1)}@{{}}}}",
         r"\toprule",
         " & ".join(header) + r" \\",
         r"\midrule",
         *body,
         r"\bottomrule",
         r"\end{tabular}",
-        *(rf"\par\smallskip\footnotesize {escape_latex(signature)}" for signature in table.signatures),
-        r"\end{table}",
+        *(rf"\par\smallskip\footnotesize {breakable_latex(signature)}" for signature in table.signatures),
+        rf"\end{{{name}}}",
     ]
     return "".join(f"{line}\n" for line in lines)
 

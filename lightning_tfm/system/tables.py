@@ -44,6 +44,11 @@ def _is_number(cell: str) -> bool:
     return re.match(r"[^-+<\d]", cell) is None
 
 
+def breakable_latex(text: str) -> str:
+    """Return a text without blanks, such as a path, in LaTeX, with possible ends of lines after punctuation."""
+    return re.sub(r"(\\_|\\textbar\{\}|[./:])", r"\1\\allowbreak{}", escape_latex(text))
+
+
 def escape_latex(text: str) -> str:
     """Return a text, such as a cell, in LaTeX on one line."""
     special: dict[str, str | int | None] = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
