@@ -3,8 +3,9 @@ SHELL := bash
 BIN := .venv/bin
 PYTHON ?= $(if $(wildcard .venv/installed*),$(BIN)/python,python3)
 INSTALLED := .venv/installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+ONNXRUNTIME_WEB := onnxruntime-web@1.30.0
 
-.PHONY: install train test test-all test-soak coverage reproduce bench lint docs notebooks
+.PHONY: install train test test-all test-soak coverage onnxruntime-web reproduce bench lint docs notebooks
 .NOTPARALLEL: # one installation at a time
 unexport PYTHONDONTWRITEBYTECODE # otherwise, each command would compile torch again, which takes half a minute
 
@@ -47,9 +48,9 @@ test: $(INSTALLED)-test
 
 # Run all tests but those of test-soak, including runs in several processes, killed and resumed runs, damaged files, the
 # tutorials, the report and the explorer in browsers, which require chromium, chromiumdriver and firefox-esr (Debian packages
-# chromium, chromium-driver and firefox-esr), its scripts in Node (Debian package nodejs), and runs on several machines in
-# network namespaces, which require root on Linux and the command ip (Debian package iproute2).
-test-all: $(INSTALLED)-test
+# chromium, chromium-driver and firefox-esr), its scripts in Node (Debian packages nodejs and npm), and runs on several
+# machines in network namespaces, which require root on Linux and the command ip (Debian package iproute2).
+test-all: $(INSTALLED)-test onnxruntime-web
 	$(BIN)/python -m pytest -m "not soak" --durations=20
 
 # Run the tests with kills that test-all leaves out: of more networks and optimizers, and of a sweep that is killed 50 times.
@@ -58,10 +59,19 @@ test-soak: $(INSTALLED)-test
 
 # Measure the line coverage of test-all, including their child processes, except two tests in which coverage itself fails:
 # it cannot write its data to a full disk, and a signal that interrupts it can leave its lock locked.
-coverage: $(INSTALLED)-test
+coverage: $(INSTALLED)-test onnxruntime-web
 	$(BIN)/python -m pytest -m "not soak" --cov --cov-report=term-missing:skip-covered \
 		--deselect tests/runs/test_damaged_checkpoints.py::test_a_full_disk_is_reported_and_the_previous_checkpoint_is_kept \
 		--deselect tests/runs/test_signals.py::test_two_signals_at_once_print_no_traceback
+
+# Install onnxruntime-web in .venv/node_modules. A test compares the explorer's interpreter of ONNX files with it.
+onnxruntime-web: .venv/installed-$(ONNXRUNTIME_WEB)
+
+.venv/installed-$(ONNXRUNTIME_WEB): | $(INSTALLED)
+	@echo 'Installing $(ONNXRUNTIME_WEB) in .venv/node_modules.'
+	@npm install --prefix .venv --no-save --no-package-lock --ignore-scripts --no-audit --no-fund --silent \
+		$(ONNXRUNTIME_WEB)
+	@touch $@
 
 # Test the claims of all experiments with seeds 21 to 23.
 reproduce: install

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import shutil
@@ -11,7 +10,7 @@ from ast import literal_eval
 from functools import partial, wraps
 from io import BytesIO
 from math import exp, log2
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import parse_qs, urlencode
 from xml.etree import ElementTree
 
 import pytest
@@ -31,7 +30,7 @@ from lightning_tfm.inference import ClassifierPredictor, Seq2SeqPredictor
 from lightning_tfm.inference.loading import load
 from lightning_tfm.networks import EncoderClassifier, Transformer
 from lightning_tfm.tokenization import SymbolTokenizer, train_word_tokenizer
-from support.browser import chromium, firefox
+from support.browser import chromium, firefox, origin, requests
 from support.experiments import folder, trained_run
 from support.networks import randomize
 
@@ -157,18 +156,6 @@ EXPECTED = [
 def open_page(open_address, sites):
     """Return a function that opens the page of a site in a new tab."""
     return lambda site, **state: open_address(*sites[site], **state)
-
-
-def origin(address):
-    return "{0.scheme}://{0.netloc}".format(urlsplit(address))
-
-
-def requests(driver):
-    """Return the origins of the requests since the last call."""
-    messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    sent = [message["params"] for message in messages if message["method"] == "Network.requestWillBeSent"]
-    addresses = [each["request"]["url"] for each in sent]
-    return {origin(address) for address in addresses if not address.startswith(("data:", "blob:"))}
 
 
 SELECT_ALL = "\ue009a\ue000"

@@ -7,6 +7,7 @@ import subprocess
 import time
 from contextlib import contextmanager
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 """Name of the identifier of an element in the protocols of browsers."""
@@ -29,6 +30,19 @@ def chromium(logs=("browser",)):
         yield driver
     finally:
         driver.quit()
+
+
+def origin(address):
+    """Return the scheme, host and port of an address."""
+    return "{0.scheme}://{0.netloc}".format(urlsplit(address))
+
+
+def requests(driver):
+    """Return the origins of the requests since the last call, for a driver with the log "performance"."""
+    messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    sent = [message["params"] for message in messages if message["method"] == "Network.requestWillBeSent"]
+    addresses = [each["request"]["url"] for each in sent]
+    return {origin(address) for address in addresses if not address.startswith(("data:", "blob:"))}
 
 
 @contextmanager
