@@ -165,13 +165,12 @@ def _figures(result: Inspection) -> Iterator[tuple[str, Figure]]:
             counted = [*compress(values, text["is_target"])]
             label = f"{name.replace('_', ' ')} (nats)"
             yield f"text_{number}_{name}", draw_heatmap(counted, labels, inputs, title, label, "input", "output")
-        patched = text.get("patching", {})
         title = f"{text.get('against')} patched into {text['input']}"
         for side, symbols in (("input", text["input_symbols"]), ("decoder", text["decoder_symbols"])):
             rows = {
-                layer: effects
-                for layer, effects in patched.items()
-                if layer.startswith("decoder") == (side == "decoder") and len(effects) == len(symbols)
+                each["layer"]: each["effects"]
+                for each in text.get("patching", [])
+                if each["side"] == side and len(each["effects"]) == len(symbols)
             }
             if rows:
                 columns = [*map(visible, symbols)]

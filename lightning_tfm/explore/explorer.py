@@ -263,11 +263,11 @@ class Explorer:
         # The source is that of the text, and the target that of the other.
         S = forced.inputs[0].size(1) or len(forced.input_symbols)
         symbols = {"input": forced.input_symbols[:S] + other.input_symbols[S:], "decoder": [*other.decoder_symbols]}
-        layers = []
-        for layer, values in patch_text(self.network, forced, other).items():
-            side = "decoder" if self.network.side(layer) == "target" else "input"
-            if len(values) == len(symbols[side]):  # unlike the one state with which a recurrent decoder starts
-                layers.append({"layer": layer, "side": side, "symbols": symbols[side], "values": values})
+        layers = [
+            {**each, "symbols": symbols[each["side"]]}
+            for each in patch_text(self.network, forced, other)
+            if len(each["effects"]) == len(symbols[each["side"]])  # unlike the one state of a recurrent decoder's start
+        ]
         return {"layers": layers, "outputs": [forced.output, other.output]}
 
     # Data

@@ -12,7 +12,7 @@ from lightning_tfm.inference import Alternative, Predictor, TeacherForced
 from lightning_tfm.insight.attribution import integrated_gradients, logit_lens, occlusion, patching
 from lightning_tfm.insight.sample import Sample, logits_of
 from lightning_tfm.networks import Network
-from lightning_tfm.runs.inspection import TextRecord
+from lightning_tfm.runs.inspection import PatchingRecord, TextRecord
 
 MOST_PROBABLE = 5
 """Number of the most probable symbols that a layer predicts at a step."""
@@ -68,8 +68,8 @@ def inspect_text(predictor: Predictor, line: str, against: str | None = None) ->
     return result
 
 
-def patch_text(network: Network, forced: TeacherForced, other: TeacherForced) -> dict[str, list[float]]:
-    """Return the effect of patching the states of another text into those of a text, by layer and position.
+def patch_text(network: Network, forced: TeacherForced, other: TeacherForced) -> list[PatchingRecord]:
+    """Return the effects of patching the states of another text into those of a text, by layer.
 
     Raises:
         UserError: see `patching`.
@@ -78,7 +78,14 @@ def patch_text(network: Network, forced: TeacherForced, other: TeacherForced) ->
     inputs = (
         (forced.inputs[0], other.inputs[1]) if forced.inputs[0].numel() and len(other.inputs) > 1 else forced.inputs
     )
-    return {layer: effect.tolist() for layer, effect in patching(network, inputs, as_sample(other)).items()}
+    return [
+        {
+            "layer": layer,
+            "side": "decoder" if network.side(layer) == "target" else "input",
+            "effects": effects.tolist(),
+        }
+        for layer, effects in patching(network, inputs, as_sample(other)).items()
+    ]
 
 
 def _with_probabilities(alternatives: Sequence[Alternative]) -> list[tuple[str, float]]:

@@ -116,10 +116,10 @@ def _text_table(text: TextRecord) -> Table:
 
 def _patching_table(text: TextRecord) -> Table:
     """Return the table of the effects of patching by layer and position, of which layers have different numbers."""
-    positions = max(map(len, text["patching"].values()))
+    positions = max(len(each["effects"]) for each in text["patching"])
     rows = [
-        (layer, *map(_signed, effects), *[""] * (positions - len(effects)))
-        for layer, effects in text["patching"].items()
+        (each["layer"], *map(_signed, each["effects"]), *[""] * (positions - len(each["effects"])))
+        for each in text["patching"]
     ]
     title = f"Activation patching of {text['against']} into {text['input']}"
     return Table(title, ("layer", *map(str, range(1, positions + 1))), rows)

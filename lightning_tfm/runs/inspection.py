@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NotRequired
+from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -89,6 +89,20 @@ class SetRecord(TypedDict):
     exact_match: EffectRecord
 
 
+class PatchingRecord(TypedDict):
+    """Effects of patching the states of a layer, with P positions.
+
+    Attributes:
+        layer: the name of the layer.
+        side: "decoder" if its positions are the inputs of a decoder that attends to an encoder, otherwise "input".
+        effects: the share of the log probability that each state restores (P).
+    """
+
+    layer: str
+    side: Literal["input", "decoder"]
+    effects: list[float]
+
+
 class TextRecord(TypedDict):
     """Inspection of the output for a text, with T output and S input symbols.
 
@@ -108,7 +122,7 @@ class TextRecord(TypedDict):
         occlusion: the decrease of the log probability of each output symbol without each input symbol (T, S), in nats.
         decoder_symbols: the symbol of each input of a decoder that attends to an encoder; empty without one.
         against: the text whose states are patched.
-        patching: the share of its log probability that each state restores, by layer and position.
+        patching: the effects of patching its states, by layer.
     """
 
     input: str
@@ -125,7 +139,7 @@ class TextRecord(TypedDict):
     occlusion: list[list[float]]
     decoder_symbols: list[str]
     against: NotRequired[str]
-    patching: NotRequired[dict[str, list[float]]]
+    patching: NotRequired[list[PatchingRecord]]
 
 
 class NetworkRecord(TypedDict):

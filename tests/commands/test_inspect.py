@@ -66,7 +66,7 @@ def test_patching_between_texts(tmp_path_factory, tmp_path, command, monkeypatch
     arguments = ("inspect", trained / "checkpoints/best.ckpt", "--examples", 4, "--output", tmp_path)
     command(*arguments, "--input", "abc", "--against", "acb")
     (text,) = Run(tmp_path).inspection["texts"]
-    assert {len(effects) for effects in text["patching"].values()} == {len(text["input_symbols"])}
+    assert {len(each["effects"]) for each in text["patching"]} == {len(text["input_symbols"])}
     assert (Run(tmp_path).inspection_folder / "text_1_patching_input.png").exists()
     message = command(*arguments, "--input", "abc", "--against", "ab", status=2).err
     assert "--against 'ab': both inputs must have the same number of tokens" in message

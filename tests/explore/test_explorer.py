@@ -517,8 +517,8 @@ def test_patching_keeps_the_target_of_the_other_text(explorer, monkeypatch):
     forced, other = map(explorer.predictor.teacher_forced, ("abcd", "hgfa"))
     expected = patching(explorer.network, (forced.inputs[0], other.inputs[1]), as_sample(other))
     for layer in result["layers"]:
-        torch.testing.assert_close(torch.tensor(layer["values"]), expected[layer["layer"]])
-        assert len(layer["values"]) == len(layer["symbols"])
+        torch.testing.assert_close(torch.tensor(layer["effects"]), expected[layer["layer"]])
+        assert len(layer["effects"]) == len(layer["symbols"])
     assert {layer["layer"] for layer in result["layers"]} == expected.keys() - {"start"}
     assert result["outputs"] == [explorer.answer(text)["output"] for text in ("abcd", "hgfa")]
     one = isinstance(explorer.network, CausalNetwork)

@@ -635,15 +635,15 @@ def test_second_text(site, open_page):
             assert page.texts(f"[data-key='patch 0 {side}']") == []
             continue
         for _ in range(4):
-            row, column = draw.randrange(len(layers)), draw.randrange(len(layers[0]["values"]))
-            place = cell(row, column, len(layers), len(layers[0]["values"]))
+            row, column = draw.randrange(len(layers)), draw.randrange(len(layers[0]["effects"]))
+            place = cell(row, column, len(layers), len(layers[0]["effects"]))
             page.point(f"[data-key='patch 0 {side}'] .frame", *place)
             shown = [text for text in page.texts("[data-panel=compare] .live") if "restored" in text]
             assert len(shown) == 1
             assert shown[0].startswith(f"{layers[row]['layer']} at {column + 1}, ")
-            assert shown[0].endswith(f": {number(100 * layers[row]['values'][column], 1)}% restored")
+            assert shown[0].endswith(f": {number(100 * layers[row]['effects'][column], 1)}% restored")
     layers = [layer for layer in result["layers"] if layer["side"] == "input"]
-    place = cell(0, 2, len(layers), len(layers[0]["values"]))
+    place = cell(0, 2, len(layers), len(layers[0]["effects"]))
     page.point("[data-key='patch 0 input'] .frame", *place, click=True)
     patched = Patched(layers[0]["layer"], 2)
     answer = explorer.answer(TEXT, changes=Changes(patched=[patched]), against=OTHER)

@@ -96,7 +96,7 @@ export function comparePanel(context) {
   /** Return the figure of the patches of the layers of one side. */
   function patchFigure({ index, model, replies }, side, layers, values, width) {
     const tops = positionLabels(layers[0], replies);
-    const shares = layers.map((layer) => layer.values);
+    const shares = layers.map((layer) => layer.effects);
     const canPatch = model.changes.includes("patched");
     const live = liveLine(`Point at a cell, or move with the arrow keys.${canPatch
       ? " Choose one to patch its state." : ""}`);
