@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -109,13 +109,8 @@ class Sampled(NamedTuple):
 
 
 class Answers(ABC):
-    """Base class of the answers of a predictor.
+    """Base class of the answers of a predictor."""
 
-    Attributes:
-        task: the name of the task.
-    """
-
-    task: ClassVar[str]
     predictor: Any
 
     def __init__(self, predictor: Predictor) -> None:
@@ -182,7 +177,6 @@ class Answers(ABC):
 class Seq2SeqAnswers(Answers):
     """Answers of a Seq2SeqPredictor: targets, decoded greedily."""
 
-    task = "seq2seq"
     predictor: Seq2SeqPredictor
 
     def max_lengths(self) -> tuple[int | None, int | None]:
@@ -262,7 +256,6 @@ class Seq2SeqAnswers(Answers):
 class LanguageModelAnswers(Answers):
     """Answers of a LanguageModelPredictor: a text with its continuation, decoded greedily."""
 
-    task = "language_model"
     predictor: LanguageModelPredictor
 
     def question(self, text: str) -> str:
@@ -331,7 +324,6 @@ class _TextAnswers(Answers):
 class MaskedAnswers(_TextAnswers):
     """Answers of a MaskedLanguageModelPredictor: the tokens at the masks."""
 
-    task = "masked_language_model"
     predictor: MaskedLanguageModelPredictor
 
     def question(self, text: str) -> str:
@@ -345,7 +337,6 @@ class MaskedAnswers(_TextAnswers):
 class ClassifierAnswers(_TextAnswers):
     """Answers of a ClassifierPredictor: the label."""
 
-    task = "classifier"
     predictor: ClassifierPredictor
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from lightning_tfm.explore.answers import Answers
 from lightning_tfm.explore.changes import SWITCHABLE
 from lightning_tfm.insight import components
-from lightning_tfm.layers import Attention
+from lightning_tfm.layers import attention_layers
 from lightning_tfm.networks.linear_transformer import LinearAttention
 from lightning_tfm.runs.inspection import Inspection, PartRecord
 from lightning_tfm.runs.record import Run
@@ -34,14 +34,14 @@ def describe_model(answers: Answers, path: Path | None, settings: Sequence[str] 
         UserError: if a file of the checkpoint's run is damaged.
     """
     predictor, network = answers.predictor, answers.network
-    attention = {name: layer for name, layer in network.named_modules() if isinstance(layer, Attention)}
+    attention = attention_layers(network)
     source_length, target_length = answers.max_lengths()
     run = None if path is None else Run.of(path)
     run = run if run is not None and run.exists else None
     inspection = None if run is None or path is None else _inspection(run, path)
     return {
         "network": type(network).__name__,
-        "task": answers.task,
+        "task": predictor.task,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "example": "" if run is None else _example(answers, run),
         **_expressions(answers, path, settings),

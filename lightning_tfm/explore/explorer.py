@@ -82,7 +82,7 @@ class Explorer:
     @cached_property
     def excluded(self) -> dict[str, str]:
         """Return the unsupported questions, each with the reason."""
-        task, kinds = self.answers.task, {component.kind for component in components(self.network)}
+        task, kinds = self.predictor.task, {component.kind for component in components(self.network)}
         reasons = {
             "beam": task != "seq2seq" and "needs a network that decodes a target",
             "attributions": "embedding" not in kinds and "needs a network with an embedding",

@@ -25,6 +25,7 @@ class ClassifierPredictor(Predictor):
     """
 
     network: EncoderClassifier
+    task = "classifier"
     predictor_arguments = ("labels",)
 
     def __init__(self, network: EncoderClassifier, tokenizer: Tokenizer, labels: Sequence[str]) -> None:

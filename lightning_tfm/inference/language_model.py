@@ -22,6 +22,7 @@ class LanguageModelPredictor(Predictor):
     """Predictor of the continuation of a text."""
 
     network: CausalNetwork
+    task = "language_model"
     decoding_options = ("temperature", "top_k", "top_p", "max_tokens")
     gives_scores = True
     outputs_are_long = True

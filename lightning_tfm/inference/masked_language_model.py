@@ -30,6 +30,7 @@ class MaskedLanguageModelPredictor(Predictor):
     """Predictor of the masked tokens of a text."""
 
     network: MaskedEncoder
+    task = "masked_language_model"
     excluded_ids = (PAD, BOS, EOS)
 
     def encode_line(self, line: str) -> tuple[Ids, str]:

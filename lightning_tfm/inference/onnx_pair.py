@@ -24,12 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.inference.classifier import ClassifierPredictor
-from lightning_tfm.inference.language_model import LanguageModelPredictor
-from lightning_tfm.inference.masked_language_model import MaskedLanguageModelPredictor
 from lightning_tfm.inference.predictor import Predictor
-from lightning_tfm.inference.seq2seq import Seq2SeqPredictor
-from lightning_tfm.layers import Attention, HardMonotonicAttention
+from lightning_tfm.layers import Attention, HardMonotonicAttention, attention_layers
 from lightning_tfm.networks import Seq2SeqNetwork
 from lightning_tfm.networks.network import Memory, State
 from lightning_tfm.tokenization import BOS, EOS, PAD
@@ -42,14 +38,6 @@ OPSET = 20
 
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 """Packages of the extra `onnx`."""
-
-TASKS: dict[type[Predictor], str] = {
-    Seq2SeqPredictor: "seq2seq",
-    LanguageModelPredictor: "language_model",
-    MaskedLanguageModelPredictor: "masked_language_model",
-    ClassifierPredictor: "classifier",
-}
-"""Names of the tasks in the description."""
 
 
 class OnnxPair(NamedTuple):
@@ -157,7 +145,7 @@ def _description(predictor: Predictor, graphs: dict[str, list[str]], state: dict
     longest = predictor.max_input_lengths()
     return {
         "network": type(network).__name__,
-        "task": next((task for kind, task in TASKS.items() if isinstance(predictor, kind)), predictor.task_name()),
+        "task": predictor.task,
         "vocab_size": predictor.tokenizer.vocab_size,
         "pad": PAD,
         "bos": BOS,
@@ -173,7 +161,7 @@ def _description(predictor: Predictor, graphs: dict[str, list[str]], state: dict
                 "side": network.side(name),
                 "graphs": [graph for graph, layers in graphs.items() if name in layers],
             }
-            for name, layer in _attention_layers(network).items()
+            for name, layer in attention_layers(network).items()
         ],
         "tokenizer": predictor.tokenizer.to_dict(),
         "labels": getattr(predictor, "labels", None),
@@ -265,10 +253,6 @@ def _rebuilt(state: State, tensors: Iterator[Tensor]) -> State:
     return next(tensors) if isinstance(state, Tensor) else type(state)([_rebuilt(part, tensors) for part in state])
 
 
-def _attention_layers(network: nn.Module) -> dict[str, Attention]:
-    return {name: layer for name, layer in network.named_modules() if isinstance(layer, Attention)}
-
-
 @contextmanager
 def _observed(layers: dict[str, Attention], head_mask: Tensor) -> Iterator[dict[str, Tensor]]:
     """Record the weights of attention layers, and multiply the contexts of their heads by a mask (layers, heads).
@@ -350,7 +334,7 @@ def _trace(
         inputs: the names of the arguments.
         outputs: the names of the results.
     """
-    layers = _attention_layers(network)
+    layers = attention_layers(network)
     head_mask = torch.ones(max(1, len(layers)), max([layer.num_heads for layer in layers.values()], default=1))
     shapes = [
         {axis: torch.export.Dim.AUTO for axis, size in enumerate(a.shape) if size != b.size(axis)}

@@ -46,6 +46,7 @@ class Predictor(nn.Module, ABC):
         longest_source: the number of tokens in the longest training source; None if texts are split into windows.
         shortest_source: the number of tokens in the shortest training source; None if texts are split into windows.
         alignment_head: the layer and the head that agree best with a gold alignment; None if unknown.
+        task: the name of the task in model.json and in the explorer; "other" if neither depends on it.
         predictor_arguments: the hyper-parameters of the task that are arguments of the predictor's constructor.
         decoding_options: the fields of DecodingOptions that the task uses.
         gives_scores: whether the task defines a log probability of a line.
@@ -53,6 +54,7 @@ class Predictor(nn.Module, ABC):
         excluded_ids: the ids that are never an alternative.
     """
 
+    task: ClassVar[str] = "other"
     predictor_arguments: ClassVar[tuple[str, ...]] = ()
     decoding_options: ClassVar[tuple[str, ...]] = ()
     gives_scores: ClassVar[bool] = False

@@ -23,6 +23,7 @@ class Seq2SeqPredictor(Predictor):
     """Predictor of a target, of at most max_target_length tokens, including EOS, from its source."""
 
     network: Seq2SeqNetwork
+    task = "seq2seq"
     predictor_arguments = ("max_target_length",)
     decoding_options = ("beam_size", "n_best", "temperature", "top_k", "top_p", "max_tokens", "scores", "alignments")
     gives_scores = True

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_tfm.errors import UserError, nearest
-from lightning_tfm.layers import AddNorm, Attention, FeedForward, HardMonotonicAttention
+from lightning_tfm.layers import AddNorm, Attention, FeedForward, HardMonotonicAttention, attention_layers
 from lightning_tfm.layers.attention import run_eagerly
 
 Edit = Callable[[Tensor], Tensor]
@@ -123,7 +123,7 @@ class Interventions:
     def __init__(self, network: nn.Module) -> None:
         self.network = network
         self.points = _points(network)
-        self.attention = {name: module for name, module in network.named_modules() if isinstance(module, Attention)}
+        self.attention = attention_layers(network)
         self.hooks = ExitStack()
         self.have_ended = False
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_tfm.data import Batch
 from lightning_tfm.insight.interventions import Part
 from lightning_tfm.insight.sample import Sample, tokens_of
-from lightning_tfm.layers import Attention, attention_maps
+from lightning_tfm.layers import attention_layers, attention_maps
 from lightning_tfm.networks import Network, Seq2SeqNetwork
 from lightning_tfm.tasks.alignment import AlignmentScores
 from lightning_tfm.tokenization import EOS, PAD
@@ -79,7 +79,7 @@ def head_scores(network: Network, sample: Sample) -> HeadScores:
     - `reads_PART`: for each part of a target, the sum of the weights of the source symbols that are linked to the part,
       averaged over the steps that write the part.
     """
-    layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, Attention)}
+    layers = attention_layers(network)
     means, now, later = _Means(), AlignmentScores(), AlignmentScores()
     for rows in sample.batches():
         batch = sample.rows(rows)

@@ -78,6 +78,11 @@ def run_eagerly() -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
+def attention_layers(network: nn.Module) -> dict[str, Attention]:
+    """Return the attention layers of a network by name."""
+    return {name: layer for name, layer in network.named_modules() if isinstance(layer, Attention)}
+
+
 @contextmanager
 def attention_maps(network: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Record the attention weights of every attention layer of a network that runs within the context.
@@ -99,8 +104,7 @@ def attention_maps(network: nn.Module) -> Iterator[dict[str, Tensor]]:
 
     handles = [
         layer.register_forward_hook(hook_for(name), with_kwargs=True)
-        for name, layer in network.named_modules()
-        if isinstance(layer, Attention)
+        for name, layer in attention_layers(network).items()
     ]
     try:
         with run_eagerly():

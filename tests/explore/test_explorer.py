@@ -86,7 +86,7 @@ def text_explorer(request):
 
 def text_for(explorer):
     """Return a text and another one with as many tokens."""
-    if explorer.answers.task == "masked_language_model":
+    if explorer.predictor.task == "masked_language_model":
         return "ab[MASK]d[MASK]f", "hb[MASK]d[MASK]g"
     if explorer.predictor.tokenizer is not TOKENIZER:
         return "awful film", "great film"
@@ -691,7 +691,7 @@ def test_an_example_of_a_text_can_be_answered(text_explorer, tmp_path):
     assert example[:2] == text[:2]
     assert not explorer.answer(example)["steps"][-1]["given"]
     Run(tmp_path).write_examples([{"text": ""}])
-    assert explorer.describe()["example"] == ("[MASK]" if explorer.answers.task == "masked_language_model" else "")
+    assert explorer.describe()["example"] == ("[MASK]" if explorer.predictor.task == "masked_language_model" else "")
 
 
 def test_predictors_of_other_tasks_are_refused():

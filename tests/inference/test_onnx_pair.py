@@ -19,7 +19,7 @@ from lightning_tfm.inference import (
 )
 from lightning_tfm.inference.decoding import decode
 from lightning_tfm.insight.interventions import interventions
-from lightning_tfm.layers import Attention, HardMonotonicAttention, attention_maps
+from lightning_tfm.layers import HardMonotonicAttention, attention_layers, attention_maps
 from lightning_tfm.networks import (
     GPT,
     AttentionLSTM,
@@ -102,10 +102,6 @@ def graphs(pair):
 def make_runtime(pair):
     encode, decode_step = (graph and graph.SerializeToString() for graph in pair[:2])
     return Runtime(encode, decode_step, pair.description)
-
-
-def attention_layers(network):
-    return {name: layer for name, layer in network.named_modules() if isinstance(layer, Attention)}
 
 
 def maximum(errors):

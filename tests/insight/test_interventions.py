@@ -10,7 +10,7 @@ import torch
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference.decoding import decode
 from lightning_tfm.insight import components, interventions
-from lightning_tfm.layers import Attention, attention_maps
+from lightning_tfm.layers import attention_layers, attention_maps
 from lightning_tfm.networks import (
     GPT,
     AttentionLSTM,
@@ -131,10 +131,6 @@ def test_unknown_components_and_heads_are_refused():
             touch.record("layers.0.feed_forward", head=0)
     with pytest.raises(UserError, match="interventions must be made within their context, but it has ended"):
         touch.scale("layers.0", by=0.0)
-
-
-def attention_layers(network):
-    return {name: module for name, module in network.named_modules() if isinstance(module, Attention)}
 
 
 def drawn(network, name, batch):
