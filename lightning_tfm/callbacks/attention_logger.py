@@ -1,35 +1,66 @@
-"""Plots of attention weights after the test."""
+"""Plots of attention weights after the test, and their history during training."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 
+from lightning_tfm.callbacks.compile import Compile
 from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.callbacks.summary import evaluated_prefix, evaluated_splits
 from lightning_tfm.callbacks.training_progress import track
+from lightning_tfm.data import LabeledDataset, PairDataset, TextDataset
+from lightning_tfm.errors import DamagedError
 from lightning_tfm.inference import AttentionExample, Prediction, short_title, worst_first
+from lightning_tfm.inference.attention_maps import MAX_POSITIONS, AttentionMap
 from lightning_tfm.layers import Positions
 from lightning_tfm.loggers import media_loggers, run_folder
+from lightning_tfm.runs.attention_history import AttentionHistory, ExampleHistory, extended
 from lightning_tfm.runs.record import Run
 from lightning_tfm.tasks.base import TaskModule
 
 NUM_EXAMPLES = 2
 """Number of first test examples, and of test examples with the largest loss, whose attention is plotted."""
 
+MAX_WEIGHTS = 2**16
+"""Maximum number of attention weights that a validation adds to the history of a run, one byte each."""
+
 
 class AttentionLogger(Callback):
-    """Callback that plots attention weights after the test.
+    """Callback that records attention weights at each validation, and plots them after the test.
 
-    The run's folder then contains a plot of each layer for a few examples, and the positional encodings if the network
-    has any. The rows are those of the model's own output. If it is wrong, a second plot has the rows of the target. The
-    gold alignment of the target is outlined.
+    During training, the run's folder contains the weights for the first validation examples, whose rows are those of
+    the target, see `AttentionHistory`. After the test, it contains a plot of each layer for a few examples, and the
+    positional encodings if the network has any. The rows of these plots are those of the model's own output. If it is
+    wrong, a second plot has the rows of the target. The gold alignment of the target is outlined.
     """
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        folder, loader = run_folder(trainer), trainer.val_dataloaders
+        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking or folder is None:
+            return
+        module, run = cast(TaskModule, pl_module), Run(folder)
+        # A compiled network would be compiled again for other shapes, also that of the training.
+        is_compiled = any(isinstance(other, Compile) for other in trainer.callbacks)
+        with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
+            maps = [
+                (title, module.attention(content))  # on all processes, since they may divide the heads
+                for title, content in first_examples(module, getattr(loader, "dataset", None))
+            ]
+        examples = [_recorded(title, layers) for title, layers in maps if layers]
+        if examples and trainer.is_global_zero:
+            history: AttentionHistory | None = None
+            with suppress(DamagedError):
+                history = run.attention_history
+            run.write_attention_history(extended(history, trainer.global_step, examples))
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         predictions = next((other for other in trainer.callbacks if isinstance(other, Predictions)), None)
@@ -93,6 +124,40 @@ def predicted_examples(predictions: Sequence[tuple[int, Prediction]]) -> list[At
             of_target = {name: value for name, value in prediction.items() if name != "prediction"}
             examples.append(AttentionExample(row, title, of_target))
     return examples
+
+
+def first_examples(module: TaskModule, dataset: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Return the first examples of a dataset with their titles; none if it holds neither pairs nor a text."""
+    if isinstance(dataset, PairDataset | LabeledDataset):
+        pairs = dataset.pairs[:NUM_EXAMPLES]
+        return [
+            (f"{short_title(pair.source)} \N{RIGHTWARDS ARROW} {short_title(pair.target)}", pair._asdict())
+            for pair in pairs
+        ]
+    if isinstance(dataset, TextDataset):
+        return [(short_title(content["text"]), content) for *_, content in text_examples(module, dataset)]
+    return []
+
+
+def _recorded(title: str, layers: Sequence[AttentionMap]) -> ExampleHistory:
+    """Return the weights of an example, cropped to a part of MAX_WEIGHTS."""
+    heads = sum(layer.weights.size(0) for layer in layers)
+    size = max(1, min(MAX_POSITIONS, math.isqrt(MAX_WEIGHTS // (NUM_EXAMPLES * heads))))
+    return {
+        "title": title,
+        "layers": [
+            {
+                "layer": layer.layer,
+                "heads": layer.weights.size(0),
+                "queries": layer.queries,
+                "keys": layer.keys,
+                "gold": layer.gold,
+                "predicts": layer.predicts,
+                "weights": [layer.encoded()],
+            }
+            for layer in (layer.cropped(size) for layer in layers)
+        ],
+    }
 
 
 def text_examples(module: TaskModule, dataset: Any) -> list[AttentionExample]:

@@ -1,4 +1,4 @@
-"""`lightning-tfm report`: show runs on one page: settings, curves, errors, attention."""
+"""`lightning-tfm report`: show runs on one page: results, attention, errors, curves, settings."""
 
 from __future__ import annotations
 
@@ -42,13 +42,14 @@ def report(arguments: list[str]) -> int:
     explorer = explorer_page(pages, options.trust_package) if options.live else ""
     text, halved = render(pages, explorer), 0
     while len(text.encode()) - len(explorer.encode()) > MAX_PAGE_SIZE:
-        if not any(page.predictions or page.attention for page in pages):
+        if not any(page.predictions or page.attention or page.history for page in pages):
             raise UserError(
                 f"the page must be below {MAX_PAGE_SIZE:,} bytes, but that of {len(pages)} runs is not; try fewer runs"
             )
         for page in pages:
             del page.predictions[len(page.predictions) // 2 :]
             del page.attention[len(page.attention) // 2 :]
+            del page.history[len(page.history) // 2 :]
         text, halved = render(pages, explorer), halved + 1
     if halved:
         rank_zero_print(
@@ -78,7 +79,7 @@ def make_parser() -> CommandParser:
     """Return the parser of the command."""
     parser = CommandParser(
         "lightning-tfm report",
-        description="Show runs on one page: settings, curves, errors and attention. It needs no network.",
+        description="Show runs on one page: results, attention, errors, curves and settings. It needs no network.",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help=HELP)
     parser.add_argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -56,6 +57,10 @@ class AttentionMap(NamedTuple):
             gold=gold,
             first_target=0,
         )
+
+    def encoded(self) -> str:
+        """Return the weights (H, T, S) as base64-encoded bytes, where 255 is a weight of 1."""
+        return base64.b64encode((self.weights * 255).round().to(torch.uint8).numpy().tobytes()).decode()
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Charts of a report: learning curves, exact match by category and by length, confusion matrices, attention heads."""
+"""Charts of a report: learning curves, exact match by length, confusion matrices, scores and ablations of heads."""
 
 from __future__ import annotations
 
@@ -24,8 +24,17 @@ MAX_LABEL_WIDTH = 150
 LINE_LENGTH = 24
 """Length of the lines in a legend, in pixels, which must show the dashes."""
 
-HEIGHT = 280
+HEIGHT = 200
 """Height of a chart with curves, in pixels."""
+
+TICKS = 5
+"""Approximate number of ticks of an axis."""
+
+LOSSES = ("val/loss", "train/loss")
+"""Metrics whose curves come first."""
+
+SHOWN_CURVES = 4
+"""Number of metrics whose curves are shown at first."""
 
 WHOLE_STEPS = "datum.value % 1 ? '' : format(datum.value, ',d')"
 """Labels of an axis of steps; tickMinStep alone does not prevent ticks between whole steps."""
@@ -36,9 +45,8 @@ LENGTH = re.compile(r"0*(\d+) (\w+)")
 
 def draw_charts(runs: Sequence[RunPage]) -> list[Json]:
     """Return the charts for runs of one task, each with its data as a table."""
-    of_tests = _curves(runs), _categories(runs), _lengths(runs), _confusion(runs), _heads(runs)
-    charts = *of_tests, _head_scores(runs), _ablations(runs), _texts(runs)
-    return [chart for chart in charts if chart is not None]
+    others = _lengths(runs), _confusion(runs), _head_scores(runs), _ablations(runs), _texts(runs)
+    return [*_curves(runs), *(chart for chart in others if chart is not None)]
 
 
 def make_chart(
@@ -59,112 +67,88 @@ def make_chart(
     """
     spec = chart.properties(width="container", height=max(48, height), description=title).to_dict()
     cells = [[f"{cell:.5g}" if isinstance(cell, float) else cell for cell in row.values()] for row in rows]
-    return {"id": id, "title": title, "spec": spec, "columns": columns or [*rows[0]], "rows": cells, "notes": []}
+    return {"id": id, "title": title, "spec": spec, "columns": columns or [*rows[0]], "rows": cells}
 
 
 def _menu(rows: Sequence[Json], column: str) -> Any:
-    """Return a parameter with a drop-down menu of the values in a column."""
+    """Return a parameter with a drop-down menu of the values in a column, if there are several."""
     names = list(dict.fromkeys(row[column] for row in rows))
-    return altair.param(name=column, value=names[0], bind=altair.binding_select(options=names, name=column))
+    menu = {"bind": altair.binding_select(options=names, name=f"{column} ")} if len(names) > 1 else {}
+    return altair.param(name=column, value=names[0], **menu)
 
 
-def _distinguish(runs: Sequence[RunPage], *, bars: bool = False) -> Json:
-    """Return the encodings that distinguish runs, with a legend if there are several runs.
-
-    Args:
-        runs: the runs.
-        bars: whether the marks are bars, otherwise lines.
+def _by_group(runs: Sequence[RunPage]) -> Json:
+    """Return the encodings that distinguish groups of runs, with a legend if there are several.
 
     Note:
-        From the seventh run on, colors repeat, lines are dashed, and bars are pale with a dashed outline.
+        From the seventh group on, colors repeat, and lines are dashed.
     """
-    stroke = {"symbolType": "stroke", "symbolSize": LINE_LENGTH**2, "symbolOpacity": 1}
-    symbol = {"symbolType": "square"} if bars else stroke
+    groups = list(dict.fromkeys(run.group for run in runs))
+    symbol = {"symbolType": "stroke", "symbolSize": LINE_LENGTH**2, "symbolOpacity": 1}
     legend = altair.Legend(orient="top", direction="vertical", labelLimit=2 * MAX_LABEL_WIDTH, **symbol)
 
     def encode(channel: Any, values: list[Any]) -> Any:
-        """Return an encoding with a value for each run."""
-        scale = altair.Scale(type="ordinal", domain=[run.name for run in runs], range=values)
-        return channel("run:N", scale=scale, legend=legend if len(runs) > 1 else None, title=None)
+        """Return an encoding with a value for each group."""
+        scale = altair.Scale(type="ordinal", domain=groups, range=values)
+        return channel("group:N", scale=scale, legend=legend if len(groups) > 1 else None, title=None)
 
-    colors = [PALETTE[number % len(PALETTE)] for number in range(len(runs))]
-    rounds = [number // len(PALETTE) for number in range(len(runs))]  # how often the colors were used up before
-    dashes = [[8, 3] + [2, 3] * (number - 1) if number else [1, 0] for number in rounds]
-    encodings = {"color": encode(altair.Color, colors), "strokeDash": encode(altair.StrokeDash, dashes)}
-    if bars:
-        fills = [f"{color}66" if number else color for color, number in zip(colors, rounds, strict=True)]
-        encodings |= {"color": encode(altair.Color, fills), "stroke": encode(altair.Stroke, colors)}
-    return encodings
+    rounds = [number // len(PALETTE) for number in range(len(groups))]  # how often the colors were used up before
+    return {
+        "color": encode(altair.Color, [PALETTE[number % len(PALETTE)] for number in range(len(groups))]),
+        "strokeDash": encode(
+            altair.StrokeDash, [[8, 3] + [2, 3] * (number - 1) if number else [1, 0] for number in rounds]
+        ),
+        "detail": "run:N",
+    }
+
+
+def _step_axis() -> Any:
+    return altair.X("step:Q", axis=altair.Axis(tickMinStep=1, tickCount=TICKS, labelExpr=WHOLE_STEPS))
 
 
 def _by_interest(runs: Sequence[RunPage], names: set[str]) -> list[str]:
-    """Sort metrics for a menu, starting with those that all runs have."""
+    """Sort metrics: the losses first, then those of interest, those of the validations, and others."""
 
-    def key(name: str) -> tuple[int, int, str]:
+    def key(name: str) -> tuple[int, int, int, str]:
+        first = [*LOSSES, *HEADLINES]
         missing = sum(name not in run.curves for run in runs)
-        return missing, HEADLINES.index(name) if name in HEADLINES else len(HEADLINES), name
+        kind = 0 if name.startswith("val/") else 1 if name.startswith("train/") else 2
+        return missing, first.index(name) if name in first else len(first), kind, name
 
     return sorted(names, key=key)
 
 
-def _curves(runs: Sequence[RunPage]) -> Json | None:
+def _curves(runs: Sequence[RunPage]) -> list[Json]:
+    """Return a chart of each metric that has more than one value, the loss first."""
+    logged = {name for run in runs for name in run.curves if "/alignment/" not in name}
+    names = _by_interest(runs, {name for name in logged if not name.startswith(HEAD_SCORES)})
+    return [chart for number, name in enumerate(names) if (chart := _curve(runs, name, number))]
+
+
+def _curve(runs: Sequence[RunPage], name: str, number: int) -> Json | None:
     points: list[Json] = [
-        {"run": run.name, "metric": name, "step": step, "value": value}
+        {"run": run.name, "group": run.group, "step": step, "value": value}
         for run in runs
-        for name, curve in run.curves.items()
-        if "/alignment/" not in name and not name.startswith(HEAD_SCORES)
-        for step, value in curve
+        for step, value in run.curves.get(name, [])
     ]
-    if not points:
+    if len({point["step"] for point in points}) < 2:
         return None
-    names = _by_interest(runs, {point["metric"] for point in points})
-    ends: list[Json] = [
-        {"last value of": name, **{run.name: run.curves[name][-1][1] if name in run.curves else "" for run in runs}}
-        for name in names
-    ]
-    axis = altair.Axis(tickMinStep=1, labelExpr=WHOLE_STEPS)
     curves = altair.Chart(altair.Data(values=points)).encode(
-        x=altair.X("step:Q", axis=axis),
-        y=altair.Y("value:Q", title=None, scale=altair.Scale(zero=False)),
-        **_distinguish(runs),
+        x=_step_axis(),
+        y=altair.Y("value:Q", title=name, scale=altair.Scale(zero=False), axis=altair.Axis(tickCount=TICKS)),
+        **_by_group(runs),
         tooltip=["run:N", altair.Tooltip("step:Q", format=",d"), altair.Tooltip("value:Q", format=".5g")],
     )
-    layers = (curves.mark_line() + curves.mark_circle(size=36)).transform_filter("datum.metric == metric")
-    menu = _menu([{"metric": name} for name in names], "metric")
-    chart = make_chart("curves", "Learning curves", layers.add_params(menu), HEIGHT, ends)
-    chart["notes"] = [
-        f"{run.name}: {number:,} {'value' if number == 1 else 'values'} of {name} not finite"
-        for run in runs
-        for name, number in run.non_finite.items()
-    ]
-    return chart
-
-
-def _categories(runs: Sequence[RunPage]) -> Json | None:
-    categories = [{"run": run.name} | category for run in runs for category in run.categories]
-    if not categories:
-        return None
-    splits = Counter((category["run"], category["split"]) for category in categories)
-    bars = (
-        altair.Chart(altair.Data(values=categories))
-        .mark_bar()
-        .encode(
-            y=altair.Y("category:N", title=None, axis=altair.Axis(labelLimit=MAX_LABEL_WIDTH)),
-            yOffset=altair.YOffset("run:N", sort=[run.name for run in runs]),
-            x=altair.X("exact match:Q", scale=altair.Scale(domain=[0, 1])),
-            **_distinguish(runs, bars=True),
-            tooltip=["run:N", "category:N", altair.Tooltip("exact match:Q", format=".4f"), "loss:N", "pairs:Q"],
-        )
-        .add_params(_menu(categories, "split"))
-        .transform_filter("datum.split == split")
-    )
-    height = max(splits.values()) * (1 + len(runs)) * 12
-    return make_chart("categories", "Exact match by category", bars, height, categories)
+    has_few = len(points) <= 40 * len(runs)
+    layers = curves.mark_line() + curves.mark_circle(size=30 if has_few else 0)
+    ends = [{"run": run.name, "last value": run.curves[name][-1][1]} for run in runs if name in run.curves]
+    chart = make_chart(f"curves-{number}", name, layers, HEIGHT, ends)
+    return chart | {"is_curve": True, "is_further": number >= SHOWN_CURVES}
 
 
 def _spread(lengths: Sequence[int]) -> list[int]:
-    """Return at most 13 of the given lengths, in ascending order, for the ticks of a logarithmic axis."""
-    ratio = (lengths[-1] / lengths[0]) ** (1 / 12)
+    """Return at most 8 of the given lengths, in ascending order, for the ticks of a logarithmic axis."""
+    ratio = (lengths[-1] / lengths[0]) ** (1 / 7)
     ticks = [lengths[0]]
     for length in lengths[1:]:
         if length >= ticks[-1] * ratio:
@@ -188,15 +172,18 @@ def _lengths(runs: Sequence[RunPage]) -> Json | None:
     if len(units) != 1:
         return None
     unit: str = units.pop()
+    if len({length for _, length in pairs}) < 2:
+        return None
+    groups = {run.name: run.group for run in runs}
     points: list[Json] = [
-        {"run": name, unit: length, "exact match": correct[name, length] / total, "pairs": total}
+        {"run": name, "group": groups[name], unit: length, "exact match": correct[name, length] / total, "pairs": total}
         for (name, length), total in sorted(pairs.items(), key=lambda item: item[0][1])
     ]
     axis = altair.Axis(format="d", values=_spread(sorted({length for _, length in pairs})))
     curves = altair.Chart(altair.Data(values=points)).encode(
         x=altair.X(f"{unit}:Q", scale=altair.Scale(type="log", base=2, nice=False), axis=axis),
-        y=altair.Y("exact match:Q", scale=altair.Scale(domain=[0, 1])),
-        **_distinguish(runs),
+        y=altair.Y("exact match:Q", scale=altair.Scale(domain=[0, 1]), axis=altair.Axis(tickCount=TICKS)),
+        **_by_group(runs),
         tooltip=["run:N", f"{unit}:Q", altair.Tooltip("exact match:Q", format=".4f"), "pairs:Q"],
     )
     lines = curves.mark_line() + curves.mark_circle(size=36)
@@ -228,33 +215,6 @@ def _confusion(runs: Sequence[RunPage]) -> Json | None:
     return make_chart("confusion", "Confusion matrix", matrix, 48 * len({count["true"] for count in counts}), counts)
 
 
-def _heads(runs: Sequence[RunPage]) -> Json | None:
-    scores: list[Json] = []
-    for run in runs:
-        for name, curve in run.curves.items():
-            if "/alignment/" in name:
-                layer, head, score = name.split("/alignment/")[1].rsplit("/", 2)
-                number = head.removeprefix("head_")
-                scores.append({"run": run.name, "layer": layer, "head": number, "score": score, "value": curve[-1][1]})
-    if not scores:
-        return None
-    scale = altair.Scale(scheme=SCHEME, zero=True)  # equal scores have a range, too
-    heads = (
-        altair.Chart(altair.Data(values=scores))
-        .mark_rect()
-        .encode(
-            x=altair.X("head:N", title="head", axis=altair.Axis(labelAngle=0)),
-            y=altair.Y("layer:N", title=None, sort=None, axis=altair.Axis(labelLimit=MAX_LABEL_WIDTH)),
-            color=altair.Color("value:Q", title=None, scale=scale, legend=altair.Legend(format=".3~g")),
-            tooltip=["layer:N", "head:N", altair.Tooltip("value:Q", format=".3f")],
-        )
-        .add_params(_menu(scores, "run"), _menu(scores, "score"))
-        .transform_filter("datum.score == score && datum.run == run")
-    )
-    title = "Attention against the gold alignment, at the last validation"
-    return make_chart("heads", title, heads, 24 * len({row["layer"] for row in scores}), scores)
-
-
 def _head_scores(runs: Sequence[RunPage]) -> Json | None:
     """Return the scores of each head over the training, if `HeadScores` has logged them."""
     points: list[Json] = []
@@ -269,7 +229,6 @@ def _head_scores(runs: Sequence[RunPage]) -> Json | None:
     points.sort(key=lambda point: point["score"].startswith(("aer", "entropy")))  # scores that are better if high first
     ends = {tuple(point[key] for key in ("run", "score", "layer", "head")): point["value"] for point in points}
     rows = [dict(zip(("run", "score", "layer", "head", "last value"), (*key, ends[key]), strict=True)) for key in ends]
-    axis = altair.Axis(tickMinStep=1, labelExpr=WHOLE_STEPS)
     legend = altair.Legend(orient="top", direction="vertical", labelLimit=2 * MAX_LABEL_WIDTH, symbolType="stroke")
     layers = list(dict.fromkeys(point["layer"] for point in points))
     colors = altair.Scale(domain=layers, range=[PALETTE[number % len(PALETTE)] for number in range(len(layers))])
@@ -277,8 +236,8 @@ def _head_scores(runs: Sequence[RunPage]) -> Json | None:
         altair.Chart(altair.Data(values=points))
         .mark_line(point=True)
         .encode(
-            x=altair.X("step:Q", axis=axis),
-            y=altair.Y("value:Q", title=None),
+            x=_step_axis(),
+            y=altair.Y("value:Q", title="score", axis=altair.Axis(tickCount=TICKS)),
             color=altair.Color("layer:N", title=None, scale=colors, legend=legend),
             detail="head:N",
             tooltip=[

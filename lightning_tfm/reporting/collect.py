@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lightning_tfm.config.settings import flatten
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.inference import Predictor, short_title, worst_first
-from lightning_tfm.inference.attention_maps import AttentionMap
+from lightning_tfm.inference import OutputStep, Predictor, short_title, worst_first
+from lightning_tfm.inference.attention_maps import MAX_POSITIONS, AttentionMap
+from lightning_tfm.inference.decoding import DecodingOptions
 from lightning_tfm.inference.loading import load
 from lightning_tfm.runs.inspection import Inspection
 from lightning_tfm.runs.record import Prediction, Run, is_per_category
@@ -31,6 +31,12 @@ EXAMPLES = 6
 
 MAX_LABELS = 20
 """Maximum number of labels for which a confusion matrix is shown."""
+
+ALTERNATIVES = 3
+"""Maximum number of alternatives of a symbol."""
+
+LEAST_PROBABILITY = 0.001
+"""Minimum probability of an alternative."""
 
 Json = dict[str, Any]
 
@@ -53,6 +59,8 @@ class RunPage:
         predictions: the predictions that are shown.
         inputs: the texts of the user with their outputs.
         attention: the examples whose attention is shown.
+        history: the examples whose attention is shown during the training, and the steps of its validations.
+        group: the name of the group of runs that differ in their seeds only; by default, that of the run.
         inspection: the results of `inspect`; None without any.
     """
 
@@ -69,7 +77,12 @@ class RunPage:
     predictions: list[Json] = field(default_factory=list)
     inputs: list[Json] = field(default_factory=list)
     attention: list[Json] = field(default_factory=list)
+    history: list[Json] = field(default_factory=list)
+    group: str = ""
     inspection: Inspection | None = None
+
+    def __post_init__(self) -> None:
+        self.group = self.group or self.name
 
     @property
     def split(self) -> str:
@@ -122,7 +135,12 @@ def collect_run(
         fingerprints = run.starts[-1]["data_fingerprint"] if run.starts else {}
         page.data = fingerprints.get("test", fingerprints.get("val", ""))
     page.categories, page.confusion = _per_category(run.predictions), _confusion(run.predictions)
-    page.predictions = [_shown(line) for line in _sample(run.predictions, PREDICTIONS)]
+    page.predictions = [shown(line) for line in _sample(run.predictions, PREDICTIONS)]
+    if recorded := run.attention_history:
+        page.history = [
+            {"title": example["title"], "validations": recorded["steps"], "layers": {"target": example["layers"]}}
+            for example in recorded["examples"]
+        ]
     has_attention = inputs or run.predictions or run.examples
     predictor = _load(checkpoint, trust_packages) if checkpoint and has_attention else None
     examples = [_own_example(predictor, text) for text in inputs]
@@ -133,6 +151,8 @@ def collect_run(
     if predictor is not None:
         own = [example for example in examples if "note" not in example]
         page.attention = list(_attention(predictor, own, run))
+        _add_steps(predictor, [line for line in page.predictions if not line["correct"]])
+        _add_steps(predictor, [example for example in page.attention if "prediction" in example])
     return page
 
 
@@ -191,10 +211,47 @@ def _sample(predictions: Sequence[Prediction], number: int) -> list[Prediction]:
     return worst + [rest[index * len(rest) // others] for index in range(others)]
 
 
-def _shown(line: Prediction) -> Json:
+def shown(line: Prediction) -> Json:
     """Return a prediction as the page shows it."""
     nll = line["nll"] if math.isfinite(line["nll"]) else None  # JSON has no NaN
-    return {name: value for name, value in line.items() if name != "alignment"} | {"nll": nll}
+    marks = {} if line["correct"] else {"marks": differences(line["target"], line["prediction"])}
+    return {name: value for name, value in line.items() if name != "alignment"} | {"nll": nll} | marks
+
+
+def differences(target: str, prediction: str) -> list[list[tuple[int, int]]]:
+    """Return the parts (start, end) in which a target and a prediction differ, as characters of each.
+
+    Words are compared if both have blanks, otherwise characters.
+    """
+    pattern = r"\s+|\S+" if " " in target and " " in prediction else r"(?s)."
+    spans = [[match.span() for match in re.finditer(pattern, text)] for text in (target, prediction)]
+    texts = (target, prediction)
+    parts = [[text[slice(*span)] for span in spans_of] for text, spans_of in zip(texts, spans, strict=True)]
+    changes = [each for each in SequenceMatcher(None, *parts, autojunk=False).get_opcodes() if each[0] != "equal"]
+    bounds = [[(first, last) for _, first, last, *_ in changes], [(first, last) for *_, first, last in changes]]
+    return [
+        [(spans_of[first][0], spans_of[last - 1][1]) for first, last in bounds_of if last > first]
+        for spans_of, bounds_of in zip(spans, bounds, strict=True)
+    ]
+
+
+def _add_steps(predictor: Predictor, lines: Sequence[Json]) -> None:
+    """Add to predictions the probability of each symbol, and its alternatives, if the model gives them."""
+    if predictor.gives_scores:
+        scores = predictor.score([f"{line['source']}\t{line['prediction']}" for line in lines], with_steps=True)
+        steps = [score.steps for score in scores]
+    else:
+        predictions = predictor.predict([line["source"] for line in lines], DecodingOptions(steps=True))
+        steps = [each.outputs[0].steps if each.outputs else None for each in predictions]
+    for line, of_line in zip(lines, steps, strict=True):
+        if of_line:
+            line["steps"] = [_step(step) for step in of_line]
+
+
+def _step(step: OutputStep) -> tuple[str, float, list[tuple[str, float]]]:
+    """Return the symbol of a step, its probability, and those of its alternatives."""
+    others = [each for each in step.alternatives[:ALTERNATIVES] if each.probability >= LEAST_PROBABILITY]
+    return step.symbol, round(step.probability, 4), [(each.symbol, round(each.probability, 4)) for each in others]
 
 
 def _per_category(predictions: Sequence[Prediction]) -> list[Json]:
@@ -270,17 +327,20 @@ def _attention(predictor: Predictor, own: Sequence[Json], run: Run) -> Iterator[
     for line in _sample(run.predictions, 2 * EXAMPLES):
         mark = "\N{CHECK MARK}" if line["correct"] else "\N{BALLOT X}"
         title = f"{mark} {_title(line['source'], line['prediction'])}"
-        described.append((dict(line), _shown(line) | {"title": title}))
+        described.append((dict(line), shown(line) | {"title": title}))
     for content in [] if run.predictions else run.examples:
         described.append((content, {"title": short_title(str(content.get("text", "")))}))
     for content, description in described:
         try:
-            layers = sorted(predictor.attention(content), key=lambda layer: not layer.gold)
+            layers = {"output": predictor.attention(content)}
+            if not content.get("correct", True) and any(layer.predicts for layer in layers["output"]):
+                of_target = {name: value for name, value in content.items() if name != "prediction"}
+                layers["target"] = predictor.attention(of_target)
         except UserError as error:  # such as a prediction by another vocabulary, which must not prevent the page
             rank_zero_print(f"cannot show the attention of an example: {error}")
             continue
-        if layers:
-            yield description | {"layers": [_layer(layer.cropped()) for layer in layers]}
+        if layers["output"]:
+            yield description | {"layers": {rows: list(map(_layer, each)) for rows, each in layers.items()}}
 
 
 def _title(source: str, output: str) -> str:
@@ -289,12 +349,14 @@ def _title(source: str, output: str) -> str:
 
 def _layer(layer: AttentionMap) -> Json:
     """Return a layer with its weights as base64-encoded bytes, where 255 is a weight of 1."""
+    shown = layer.cropped()
     return {
-        "name": layer.layer,
-        "heads": layer.weights.size(0),
-        "queries": layer.queries,
-        "keys": layer.keys,
-        "gold": layer.gold,
-        "predicts": layer.predicts,
-        "weights": base64.b64encode((layer.weights * 255).round().to(torch.uint8).numpy().tobytes()).decode(),
+        "layer": shown.layer,
+        "heads": shown.weights.size(0),
+        "queries": shown.queries,
+        "keys": shown.keys,
+        "gold": shown.gold,
+        "predicts": shown.predicts,
+        "first": 0 if len(layer.queries) > MAX_POSITIONS else layer.first_target,  # the row of the first output symbol
+        "weights": [shown.encoded()],
     }

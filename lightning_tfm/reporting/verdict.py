@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from lightning_tfm.comparison import Group, compare, group_runs, is_readable
 from lightning_tfm.comparison.paired_tests import by_example, sign_test
-from lightning_tfm.comparison.publication import metric_name
-from lightning_tfm.comparison.results import format_p
-from lightning_tfm.comparison.tables import sentences, tables, verdicts
+from lightning_tfm.comparison.publication import RATES, metric_name
+from lightning_tfm.comparison.results import Comparison, Difference, format_p
+from lightning_tfm.comparison.statistics import COVERAGE, LEVEL, seeds_to_reach
+from lightning_tfm.comparison.tables import sentences, tables
 from lightning_tfm.errors import UserError
 from lightning_tfm.reporting.collect import Json, RunPage
 from lightning_tfm.system.terminal import format_value
@@ -25,28 +26,79 @@ def result(page: RunPage) -> str:
     return f"{metric_name(name)} {format_value(headline[1])}{tested}"
 
 
+def meaning(page: RunPage) -> str:
+    """Return what the result of a run means: how many predictions are right, and the category with the fewest."""
+    lines = [line for line in page.run.predictions if line.get("split", "test") == page.split]
+    if not lines:
+        return ""
+    right = sum(line["correct"] for line in lines)
+    text = f"{right:,} of {len(lines):,} {page.split} examples are predicted correctly"
+    categories = [each for each in page.categories if each["split"] == page.split]
+    if right == len(lines) or len(categories) < 2:
+        return f"{text}."
+    worst = min(categories, key=lambda each: each["exact match"])
+    number = round(worst["exact match"] * worst["pairs"])
+    return f"{text}; the category with the fewest is {worst['category']}, {number:,} of {worst['pairs']:,}."
+
+
 def compare_pages(pages: Sequence[RunPage]) -> Json:
     """Compare runs of one task: groups of runs over their seeds if one has several, otherwise the single runs.
 
+    Sets the group of the pages.
+
     Returns:
-        `verdict`, which is empty if there is nothing to compare, or the reason why the runs cannot be compared, for
-        example since they were tested on different data; and `sentences` and `tables` of a comparison over seeds,
-        which are empty for single runs.
+        `cards`, the names and results of the groups, or of the runs; `verdict`, which is empty if there is nothing to
+        compare, or the reason why the runs cannot be compared, for example since they were tested on different data;
+        and `sentences` and `tables` of a comparison over seeds, which are empty for single runs.
     """
     readable = [page for page in pages if is_readable(page.run, [])]
     groups = group_runs(("", page.run) for page in readable)
     try:
         if len(groups) > 1 and max(len(set(group.seeds)) for group in groups) > 1:
             comparison = compare(groups)
+            for page in readable:
+                page.group = next(group.name for group in groups if page.run in group.runs)
             return {
-                "verdict": " ".join(verdicts(comparison)),
+                "cards": [_card(group, comparison) for group in comparison.groups],
+                "verdict": " ".join(_measured(each, comparison) for each in comparison.differences),
                 "sentences": sentences(comparison),
                 "tables": tables(comparison),
             }
         verdict = _compare_single(readable)
     except UserError as error:  # the page shows the runs nevertheless
         verdict = f"The runs are not compared: {error}."
-    return {"verdict": verdict, "sentences": [], "tables": []}
+    cards = [{"group": page.group, "value": result(page), "note": meaning(page)} for page in pages]
+    return {"cards": cards, "verdict": verdict, "sentences": [], "tables": []}
+
+
+def _card(group: Group, comparison: Comparison) -> Json:
+    """Return the mean of a group."""
+    numbers = [f"{value:.{comparison.decimals}f}" for value in (group.mean, min(group.values), max(group.values))]
+    mean, lowest, highest = numbers
+    note = f"mean over {len(group.seeds)} seeds, {lowest} to {highest}" if len(group.seeds) > 1 else "1 seed"
+    return {"group": group.name, "value": f"{metric_name(comparison.metric.partition('/')[2])} {mean}", "note": note}
+
+
+def _measured(difference: Difference, comparison: Comparison) -> str:
+    """Return a difference with its interval, and the result of the test or what a test needs.
+
+    For example: "gpt against transformer: exact match +21.2 points (95% interval +18.0 to +24.4), 3 seeds each; a test
+    needs 6 seeds each."
+    """
+    metric = comparison.metric.partition("/")[2]
+    is_rate = metric.rpartition("/")[2] in RATES
+    factor, form, unit = (100, "+.1f", " points") if is_rate else (1, f"+.{comparison.decimals}f", "")
+    bounds = " to ".join(f"{factor * bound:{form}}" for bound in difference.interval or ())
+    interval = f" ({COVERAGE:.0%} interval {bounds})" if bounds else ""
+    numbers = len(difference.group.seeds), len(difference.baseline.seeds)
+    seeds = "{} and {} seeds".format(*numbers) if len(set(numbers)) > 1 else f"{numbers[0]} seeds each"
+    measured = (
+        f"{difference.group.name} against {difference.baseline.name}: {metric_name(metric)} "
+        f"{factor * difference.value:{form}}{unit}{interval}, {seeds}"
+    )
+    if difference.smallest_p > LEVEL:
+        return f"{measured}; a test needs {seeds_to_reach(difference.level, matched=difference.matched)} seeds each."
+    return f"{measured}. {difference.verdict}"
 
 
 def _compare_single(pages: Sequence[RunPage]) -> str:

@@ -34,6 +34,7 @@ from lightning_tfm.config.settings import (
     without_seed,
 )
 from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.runs.attention_history import AttentionHistory
 from lightning_tfm.runs.inspection import Inspection
 from lightning_tfm.runs.lock import INTERVAL, is_locked, lock_file
 from lightning_tfm.system.files import copy_file, write_text
@@ -205,6 +206,7 @@ class Run:
     METRICS: ClassVar = "metrics.csv"
     PREDICTIONS: ClassVar = "predictions.jsonl"
     EXAMPLES: ClassVar = "examples.json"
+    HISTORY: ClassVar = "history.json"
     PICTURE: ClassVar = "{}.png"
     EXAMPLE_PICTURE: ClassVar = "example_{:04}_{}.png"
     BEST: ClassVar = "best.ckpt"
@@ -425,6 +427,20 @@ class Run:
         write_text(self.attention_folder / self.EXAMPLES, json.dumps(examples, ensure_ascii=False))
 
     @property
+    def attention_history(self) -> AttentionHistory | None:
+        """Return the attention weights at the validations of the training; None if there are none.
+
+        Raises:
+            UserError: if the file is damaged.
+        """
+        path = self.attention_folder / self.HISTORY
+        return read_json(path, AttentionHistory) if path.is_file() else None
+
+    def write_attention_history(self, history: AttentionHistory) -> None:
+        """Write the attention weights at the validations of the training."""
+        write_text(self.attention_folder / self.HISTORY, json.dumps(history, ensure_ascii=False))
+
+    @property
     def inspection_folder(self) -> Path:
         """Return the folder of the results of `inspect`."""
         return self.folder / "inspect"
@@ -539,12 +555,13 @@ class Run:
         return copy
 
     def copy_history(self, extension: Run) -> None:
-        """Copy the metrics and the starts to the folder of an extension, which is another run in W&B."""
+        """Copy what the training has recorded to the folder of an extension, which is another run in W&B."""
         if self.starts:
             extension.write_starts([{**start, "wandb": None} for start in self.starts])
-        for path in (self.folder / self.METRICS, *self.folder.glob(self.DIFF.format("*"))):
+        paths = self.folder / self.METRICS, self.attention_folder / self.HISTORY
+        for path in (*paths, *self.folder.glob(self.DIFF.format("*"))):
             if path.is_file():
-                copy_file(path, extension.folder / path.name)
+                copy_file(path, extension.folder / path.relative_to(self.folder))
 
 
 def _fields(line: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import itertools
 import json
 import math
@@ -19,6 +20,7 @@ import yaml
 from lightning_tfm.commands.report import MAX_PAGE_SIZE, report
 from lightning_tfm.data import Pair
 from lightning_tfm.errors import UserError
+from lightning_tfm.inference.decoding import DecodingOptions
 from lightning_tfm.inference.loading import load
 from lightning_tfm.plots.style import PALETTE
 from lightning_tfm.reporting import collect
@@ -98,12 +100,6 @@ def table_rows(page: str, label: str) -> dict[str, list[str]]:
     return {unescape(first): list(map(unescape, cells)) for first, *cells in rows}
 
 
-def charted(html: Path, id: str) -> list[dict]:
-    """Return the data of a chart."""
-    (spec,) = (chart["spec"] for chart in page_data(html.read_text())["charts"] if chart["id"] == id)
-    return spec["data"]["values"]
-
-
 def test_report_is_self_contained(html):
     text = html.read_text()
     assert len(text.encode()) <= MAX_PAGE_SIZE <= 5_000_000
@@ -125,22 +121,75 @@ def test_report_shows_files_of_runs(html, two_runs):
         losses = [line["nll"] for line in run["predictions"]]
         assert losses == sorted(losses, reverse=True)
         assert losses[0] == max(line["nll"] for line in lines)
-        bars = [bar for bar in charted(html, "categories") if bar["run"] == run["name"]]
-        assert bars
-        for bar in bars:
-            of_kind = [line for line in lines if (line["split"], line["category"]) == (bar["split"], bar["category"])]
-            assert bar["pairs"] == len(of_kind)
-            assert bar["exact match"] == pytest.approx(sum(line["correct"] for line in of_kind) / len(of_kind))
-            assert bar["loss"] == f"{sum(line['nll'] for line in of_kind) / len(of_kind):.4f}"
         assert run["attention"]
         module = load(path / "checkpoints/best.ckpt")
         for example in run["attention"]:
-            maps = module.attention(Pair(example["source"], example["prediction"])._asdict())
-            expected = {attention_map.layer: attention_map.cropped().weights.flatten() for attention_map in maps}
-            assert {layer["name"] for layer in example["layers"]} == set(expected)
-            for layer in example["layers"]:
-                weights = torch.tensor(list(base64.b64decode(layer["weights"]))) / 255
-                torch.testing.assert_close(weights, expected[layer["name"]], atol=1 / 255, rtol=0)
+            texts = {"output": example["prediction"], "target": example["target"]}
+            assert example["layers"].keys() == ({"output"} if example["correct"] else texts.keys())
+            for rows, layers in example["layers"].items():
+                maps = module.attention(Pair(example["source"], texts[rows])._asdict())
+                expected = {attention_map.layer: attention_map.cropped().weights.flatten() for attention_map in maps}
+                assert {layer["layer"] for layer in layers} == set(expected)
+                for layer in layers:
+                    assert layer["predicts"] in ("", rows)
+                    weights = torch.tensor(list(base64.b64decode(layer["weights"][0]))) / 255
+                    torch.testing.assert_close(weights, expected[layer["layer"]], atol=1 / 255, rtol=0)
+
+
+def test_categories_are_numbers(html, two_runs):
+    body = html.read_text().partition('aria-label="Table of categories 1"')[2].partition("</table>")[0]
+    rows = [re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row) for row in body.partition("<tbody>")[2].split("</tr>")[:-1]]
+    predictions = [read_predictions(path) for path in two_runs]
+    assert len(rows) == len({(line["split"], line["category"]) for lines in predictions for line in lines})
+    for category, split, examples, *cells in rows:
+        for lines, cell in zip(predictions, cells, strict=True):
+            of_kind = [line for line in lines if (line["split"], line["category"]) == (split, unescape(category))]
+            if cell:
+                assert cell == f"{100 * sum(line['correct'] for line in of_kind) / len(of_kind):.1f}%"
+            assert bool(cell) == bool(of_kind)
+        assert int(examples) > 0
+
+
+def test_symbols_have_the_probabilities_of_generate(two_runs, html):
+    """The probabilities of wrong predictions are those of decoding, and multiply to that of the prediction."""
+    run = page_data(html.read_text())["runs"][1]
+    wrong = [line for line in run["predictions"] if "steps" in line]
+    assert wrong
+    assert [line for line in run["predictions"] if line["correct"] and "steps" in line] == []
+    module = load(two_runs[1] / "checkpoints/best.ckpt")
+    decoded = module.predict([line["source"] for line in wrong[:5]], DecodingOptions(steps=True))
+    for line, prediction in zip(wrong, decoded, strict=False):
+        (output,) = prediction.outputs
+        assert output.text == line["prediction"]
+        if len(output.steps) == len(line["steps"]):  # the decoder may stop at the maximum length
+            for step, (symbol, probability, alternatives) in zip(output.steps, line["steps"], strict=True):
+                assert (step.symbol, step.probability) == (symbol, pytest.approx(probability, abs=1e-3))
+                assert all(value < 1 - probability + 1e-3 for _, value in alternatives)
+
+
+@pytest.mark.parametrize(
+    ("target", "prediction", "expected"),
+    [
+        ("1974-01-02", "1974-11-20", [["0", "2"], ["1", "2"]]),
+        ("3 1 2", "3 2", [["1 "], []]),
+        ("3 12", "3 1", [["12"], ["1"]]),
+        ("pos", "neg", [["pos"], ["neg"]]),
+        ("", "a", [[], ["a"]]),
+        ("a", "a", [[], []]),
+    ],
+)
+def test_differences(target, prediction, expected):
+    spans = collect.differences(target, prediction)
+    texts = [[text[slice(*span)] for span in each] for text, each in zip((target, prediction), spans, strict=True)]
+    for text, each, found in zip((target, prediction), spans, texts, strict=True):
+        assert all(0 <= start < end <= len(text) for start, end in each)
+        assert len(found) == len(each)
+    kept = []
+    for text, each in zip((target, prediction), spans, strict=True):
+        bounds = [0, *(place for span in each for place in span), len(text)]
+        kept.append("".join(text[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True)))
+    assert kept[0] == kept[1], "the rest is equal"
+    assert texts == expected
 
 
 def test_report_lists_different_settings(html, two_runs):
@@ -183,15 +232,10 @@ def test_invalid_paths(tmp_path, monkeypatch):
     assert not (tmp_path / "no").exists()
 
 
-def max_weights(browser):
-    """Return the weights, relative to the largest one, that are shown in the map of a head."""
-    script = "return [...document.querySelectorAll('#map td')].map(cell => cell.style.getPropertyValue('--w'))"
-    return [float(weight) for weight in browser.execute_script(script) if weight]
-
-
 def hover(browser, element):
     from selenium.webdriver import ActionChains
 
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
     ActionChains(browser).move_to_element(element).perform()
 
 
@@ -201,44 +245,127 @@ def test_report_in_browser(html, browser):
     from selenium.webdriver.common.keys import Keys
     from selenium.webdriver.support.ui import Select
 
+    def all_of(selector):
+        return browser.find_elements(By.CSS_SELECTOR, selector)
+
     open_page(browser, html)
     assert browser.title != "broken"
-    charts = browser.find_elements(By.CSS_SELECTOR, ".chart svg")
-    assert len(charts) == 3
+    charts = all_of(".plot svg")
+    assert charts
     assert all(chart.find_elements(By.CSS_SELECTOR, "path") for chart in charts)
-    hover(browser, browser.find_elements(By.CSS_SELECTOR, "#curves .mark-symbol path")[0])
+    hover(browser, all_of("#curves-0 .mark-symbol path")[0])
     assert "value" in browser.find_element(By.ID, "vg-tooltip-element").text
 
-    rows = browser.find_elements(By.CSS_SELECTOR, "#p-rows tr")
-    assert MARKUP in rows[0].text
+    assert MARKUP in all_of("#p-table tbody tr")[0].text
     search = browser.find_element(By.ID, "p-search")
     search.send_keys("broken")
-    assert len(browser.find_elements(By.CSS_SELECTOR, "#p-rows tr")) == 1
-    assert browser.find_element(By.ID, "p-count").text.startswith("1 of")
+    assert len(all_of("#p-table tbody tr")) == 1
+    assert "; 1 of " in browser.find_element(By.ID, "p-count").text
     search.clear()
     search.send_keys(Keys.SPACE, Keys.BACKSPACE)
-    Select(browser.find_element(By.ID, "p-which")).select_by_value("correct")
-    assert all("✓" in row.text for row in browser.find_elements(By.CSS_SELECTOR, "#p-rows tr"))
+    Select(browser.find_element(By.ID, "p-which")).select_by_visible_text("correct")
+    assert all("✓" in row.text for row in all_of("#p-table tbody tr"))
 
     examples = page_data(html.read_text())["runs"][0]["attention"]
-    right = next(index for index, example in enumerate(examples) if any(layer["gold"] for layer in example["layers"]))
-    Select(browser.find_element(By.ID, "a-example")).select_by_index(right)
-    buttons = browser.find_elements(By.CSS_SELECTOR, "#a-queries button")
-    description = browser.find_element(By.ID, "a-status")
-    buttons[0].send_keys(Keys.ARROW_RIGHT)
-    second = description.text
-    assert f"“{buttons[1].text}” attends to" in second
-    hover(browser, buttons[0])
-    assert description.text.startswith(f"“{buttons[0].text}” attends to")
-    weights = [
-        float(browser.execute_script("return arguments[0].style.getPropertyValue('--w')", span))
-        for span in browser.find_elements(By.CSS_SELECTOR, "#a-keys span")
-    ]
-    scale = float(browser.execute_script("return document.getElementById('a-view').dataset.scale"))
-    assert sum(weights) * scale == pytest.approx(1, abs=0.05)
-    assert max(max_weights(browser)) == pytest.approx(1, abs=1e-3), "the strongest color is that of the largest weight"
-    assert browser.find_elements(By.CSS_SELECTOR, "#map .gold")
+    right = next(n for n, one in enumerate(examples) if any(layer["gold"] for layer in one["layers"]["output"]))
+    Select(browser.find_element(By.ID, "attention-example")).select_by_index(right)
+    layers = examples[right]["layers"]["output"]
+    maps = all_of("#attention svg.map")
+    assert len(maps) == sum(layer["heads"] for layer in layers), "all heads are shown"
+    assert all_of("#attention .map .mark"), "the gold alignment is outlined"
+    live = browser.find_element(By.CSS_SELECTOR, "#attention .live")
+    maps[0].send_keys(Keys.ARROW_RIGHT)
+    weights = torch.tensor(list(base64.b64decode(layers[0]["weights"][0]))) / 255
+    assert f"{weights[1]:.2f}" in live.text
+    assert "(row 1, column 2)" in live.text
     assert [line for line in browser.get_log("browser") if line["level"] in ("SEVERE", "WARNING")] == []
+
+
+@pytest.mark.browser
+def test_symbols_show_their_probabilities_with_the_keyboard(html, browser):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import Select
+
+    open_page(browser, html)
+    Select(browser.find_element(By.ID, "p-run")).select_by_index(1)
+    lines = page_data(html.read_text())["runs"][1]["predictions"]
+    line = next(line for line in lines if "steps" in line and len(line["steps"]) > 2)
+    rows = browser.find_elements(By.CSS_SELECTOR, "#p-table tbody tr")
+    row = rows[[each for each in lines if not each["correct"]].index(line)]
+    first, second, *_ = row.find_elements(By.CSS_SELECTOR, ".given")
+    tip = browser.find_element(By.ID, "tip")
+    assert not tip.is_displayed()
+    first.send_keys(Keys.ARROW_RIGHT)
+    assert browser.switch_to.active_element == second
+    symbol, probability, alternatives = line["steps"][1]
+    assert tip.text.startswith(symbol)
+    assert all(other in tip.text for other, _ in alternatives)
+    percent = re.search(r"(<?[\d.]+)%", tip.text)[1]
+    assert float(percent.lstrip("<")) == pytest.approx(100 * probability, abs=0.6)
+    second.send_keys(Keys.ESCAPE)
+    assert not tip.is_displayed()
+    hover(browser, first)
+    assert tip.is_displayed()
+
+
+@pytest.mark.browser
+def test_rows_of_attention_can_be_those_of_the_target(html, browser):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import Select
+
+    open_page(browser, html)
+    Select(browser.find_element(By.ID, "attention-run")).select_by_index(1)
+    examples = page_data(html.read_text())["runs"][1]["attention"]
+    wrong = next(n for n, one in enumerate(examples) if "target" in one["layers"])
+    Select(browser.find_element(By.ID, "attention-example")).select_by_index(wrong)
+
+    def shown():
+        view = browser.find_element(By.ID, "attention")
+        labels = [label.text for label in view.find_elements(By.CSS_SELECTOR, "figure:first-child .row-label")]
+        return view.find_element(By.CSS_SELECTOR, ".note").text, labels
+
+    queries = {rows: layers[0]["queries"] for rows, layers in examples[wrong]["layers"].items()}
+    assert queries["output"] != queries["target"]
+    text, labels = shown()
+    assert text.startswith("Rows are the model's own output.")
+    assert labels == queries["output"]
+    browser.find_element(By.CSS_SELECTOR, "#attention input[value=target]").click()
+    text, labels = shown()
+    assert text.startswith("Rows are the target.")
+    assert labels == queries["target"]
+
+
+@pytest.mark.browser
+def test_slider_moves_through_the_training(html, two_runs, browser):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    open_page(browser, html)
+    steps = Run(two_runs[0]).attention_history["steps"]
+    assert len(steps) > 1
+    slider = browser.find_element(By.ID, "history-validation")
+    paths = "return [...document.querySelectorAll('#history .map path')].map(path => path.getAttribute('d')).join()"
+    last = browser.execute_script(paths)
+    assert slider.get_attribute("aria-valuetext") == f"step {steps[-1]}"
+    slider.send_keys(Keys.ARROW_LEFT)
+    assert browser.find_element(By.ID, "history-at").text == f"Validation at step {steps[-2]}"
+    assert browser.execute_script(paths) != last
+
+
+@pytest.mark.browser
+def test_csv_of_the_shown_predictions(html, browser):
+    from selenium.webdriver.common.by import By
+
+    open_page(browser, html)
+    browser.execute_script(
+        "URL.createObjectURL = blob => { blob.text().then(text => { window.csv = text; }); return '#'; }"
+    )
+    browser.find_element(By.ID, "p-search").send_keys("broken")
+    browser.find_element(By.ID, "p-download").click()
+    (row,) = csv.DictReader(browser.execute_script("return window.csv").splitlines())
+    assert row["prediction"] == row["category"] == MARKUP
+    assert row["correct"] == "false"
 
 
 @pytest.fixture(scope="module")
@@ -258,8 +385,14 @@ def seeded(two_runs, tmp_path_factory) -> list[Path]:
 def test_comparison_over_seeds(seeded, reported):
     page, _ = reported(*seeded)
     assert page.count("Comparison over seeds") == 1
-    for part in page.partition("</header>")[::2]:
-        assert "Too few seeds: with 2 seeds per group, p is at least 0.5" in part
+    header, _, body = page.partition("</header>")
+    lead = re.search(r'<p class="lead">(.*?)</p>', header)[1]
+    number = r"[+-]\d+\.\d"
+    pattern = rf"\S+ against copy_transformer: exact match {number} points( \(95% interval {number} to {number}\))?, "
+    assert re.fullmatch(rf"{pattern}2 seeds each; a test needs 6 seeds each\.", lead)
+    assert header.count('class="card"') == 2
+    assert "mean over 2 seeds" in header
+    assert "Too few seeds: with 2 seeds per group, p is at least 0.5" in body
     assert "needs several seeds" not in page
     assert "Difference from copy_transformer" in page
     assert "Comparison over seeds" not in reported(seeded[0], seeded[2])[0]
@@ -291,9 +424,9 @@ def test_dark_mode(html, browser):
         open_page(browser, html)
         colors[scheme] = [
             browser.execute_script("return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]", *of)
-            for of in (("body", "backgroundColor"), ("body", "color"), ("#a-keys span", "backgroundColor"))
+            for of in (("body", "backgroundColor"), ("body", "color"), ("#attention .map path", "fill"))
         ]
-        labels = browser.execute_script("return getComputedStyle(document.querySelector('.chart svg text')).fill")
+        labels = browser.execute_script("return getComputedStyle(document.querySelector('.plot svg text')).fill")
         colors[scheme].append(labels)
     for light, dark in zip(*colors.values(), strict=True):
         assert light != dark
@@ -308,7 +441,7 @@ def test_keyboard_and_screen_reader(html, browser):
     shown = [control for control in controls if control.is_displayed()]
     assert len(shown) > 15
     assert [control.get_attribute("outerHTML") for control in shown if not control.accessible_name.strip()] == []
-    for chart in browser.find_elements(By.CSS_SELECTOR, ".chart svg"):
+    for chart in browser.find_elements(By.CSS_SELECTOR, ".plot svg"):
         assert chart.get_attribute("aria-label") or chart.find_element(By.XPATH, "..").get_attribute("aria-label")
     assert browser.find_element(By.TAG_NAME, "html").get_attribute("lang") == "en"
 
@@ -320,7 +453,11 @@ def test_page_of_500_examples(two_runs, tmp_path, browser):
     write_predictions(many, (read_predictions(many) * 600)[:600])
     assert report([str(many), "--output", str(path)]) == 0
     open_page(browser, path)
-    assert browser.execute_script("return document.querySelectorAll('#p-rows tr').length") == 500
+    rows = "return document.querySelectorAll('#p-table tbody tr').length"
+    assert browser.execute_script(rows) < 50
+    browser.execute_script("document.querySelector('#p-table > button').click()")
+    shown = sum(not line["correct"] for line in page_data(path.read_text())["runs"][0]["predictions"])
+    assert browser.execute_script(rows) == shown > 50
 
 
 @pytest.mark.run
@@ -448,27 +585,41 @@ def category(name, split, exact_match, pairs):
     return {"category": name, "split": split, "exact match": exact_match, "loss": "1.0", "pairs": pairs}
 
 
-def test_first_metric_of_menu():
+def test_the_loss_is_the_first_curve():
     runs = [page("a", curves={"val/bleu": [], "val/loss": []}), page("b", curves={"val/accuracy": [], "val/loss": []})]
     assert _by_interest(runs, {"val/accuracy", "val/bleu", "val/loss"})[0] == "val/loss"
-    assert _by_interest(runs[:1], {"val/bleu", "val/loss"})[0] == "val/bleu"
+    assert _by_interest(runs[:1], {"val/bleu", "val/loss"}) == ["val/loss", "val/bleu"]
 
 
 @pytest.mark.parametrize("number", [2, 2 * len(PALETTE) + 1])
 def test_chart_marks_are_distinct(number):
     import vl_convert
 
-    runs = [
-        page(f"run_{n}", curves={"val/loss": [(1, n), (2, n)]}, categories=[category("any", "test", 0.5, 2)])
-        for n in range(number)
-    ]
-    for chart, mark in zip(draw_charts(runs), ("line mark", "bar"), strict=True):
-        paths = re.findall("<path[^>]*>", vl_convert.vegalite_to_svg(chart["spec"] | {"width": 400}))
-        marks = [path for path in paths if f'aria-roledescription="{mark}"' in path]
-        symbols = [path for path in paths if "aria-" not in path and 'stroke-width="1.5"' in path]
-        for shown in (marks, symbols):
-            styles = {tuple(re.findall(' (fill|stroke|stroke-dasharray)="(.*?)"', path)) for path in shown}
-            assert len(styles) == len(shown) == number
+    runs = [page(f"run_{n}", curves={"val/loss": [(1, n), (2, n)]}) for n in range(number)]
+    (chart,) = draw_charts(runs)
+    paths = re.findall("<path[^>]*>", vl_convert.vegalite_to_svg(chart["spec"] | {"width": 400}))
+    marks = [path for path in paths if 'aria-roledescription="line mark"' in path]
+    symbols = [path for path in paths if "aria-" not in path and 'stroke-width="1.5"' in path]
+    for shown in (marks, symbols):
+        styles = {tuple(re.findall(' (stroke|stroke-dasharray)="(.*?)"', path)) for path in shown}
+        assert len(styles) == len(shown) == number
+
+
+def test_runs_of_a_group_have_one_color():
+    import vl_convert
+
+    runs = [page(f"run_{n}", group="ab"[n // 2], curves={"val/loss": [(1, n), (2, n)]}) for n in range(4)]
+    (chart,) = draw_charts(runs)
+    svg = vl_convert.vegalite_to_svg(chart["spec"] | {"width": 400})
+    lines = [path for path in re.findall("<path[^>]*>", svg) if 'aria-roledescription="line mark"' in path]
+    assert Counter(re.search(' stroke="(.*?)"', line)[1] for line in lines) == dict.fromkeys(PALETTE[:2], 2)
+
+
+def test_menus_of_one_option_and_charts_of_one_point_vanish():
+    run = page("a", curves={"val/loss": [(1, 2.0)], "heads/a/head_0/induction": [(1, 0.1), (2, 0.2)]})
+    (chart,) = draw_charts([run])
+    assert chart["id"] == "head-scores"
+    assert not any("bind" in each for each in chart["spec"]["params"])
 
 
 def test_scores_of_heads_over_the_training():
@@ -476,8 +627,8 @@ def test_scores_of_heads_over_the_training():
     curves = {f"heads/layers.{n}.self_attention/head_{n}/induction": [(1, 0.1), (2, 0.1 + n)] for n in range(2)}
     run = page("a", curves=curves | {"val/loss": [(1, 2.0), (2, 1.0)]})
     charts = {chart["id"]: chart for chart in draw_charts([run])}
-    assert charts.keys() == {"curves", "head-scores"}
-    assert [row[0] for row in charts["curves"]["rows"]] == ["val/loss"]
+    assert charts.keys() == {"curves-0", "head-scores"}
+    assert charts["curves-0"]["title"] == "val/loss"
     assert [row[2:] for row in charts["head-scores"]["rows"]] == [
         ["layers.0.self_attention", "0", "0.1"],
         ["layers.1.self_attention", "1", "1.1"],
@@ -492,7 +643,7 @@ def lengths_of(*runs):
 
 @pytest.mark.parametrize(
     ("lengths", "ticks"),
-    [([9, 10], [9, 10]), ([20, 21, 22], [20, 21, 22]), (range(1, 15), [1, 2, 3, 4, 5, 7, 9, 12]), ([5], [5])],
+    [([9, 10], [9, 10]), ([20, 21, 22], [20, 21, 22]), (range(1, 15), [1, 2, 3, 5, 8, 12])],
 )
 def test_length_ticks(lengths, ticks):
     run = page("a", categories=[category(f"{n:02} symbols", "test", 1.0, 1) for n in lengths])
@@ -549,7 +700,7 @@ def test_attention_of_later_test(two_runs, copied, reported):
     page, data = reported(test, two_runs[1])
     of_test, of_run = data["runs"]
     assert of_test["attention"] == of_run["attention"] != []
-    assert table_rows(page, "Table of results")["tested checkpoint"] == [checkpoint, ""]
+    assert table_rows(page, "Table of runs")["tested checkpoint"] == [checkpoint, ""]
     assert "equal in exact match" not in page
 
 
@@ -560,7 +711,7 @@ def test_axis_labels_are_whole_steps(two_runs, tmp_path, browser):
     (short / "metrics.csv").write_text("step,val/loss\n1,2.5\n3,1.5\n")
     assert report([str(short), "--output", str(tmp_path / "page.html")]) == 0
     open_page(browser, tmp_path / "page.html")
-    script = "return [...document.querySelectorAll('#curves .role-axis-label text')].map(label => label.textContent)"
+    script = "return [...document.querySelectorAll('#curves-0 .role-axis-label text')].map(label => label.textContent)"
     labels = [label for label in browser.execute_script(script) if label]
     assert labels[:3] == ["2", "3", "4"]  # metrics.csv counts steps from 0
 

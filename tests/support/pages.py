@@ -35,9 +35,13 @@ def assert_fits_every_screen(path, browser):
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         open_page(browser, path)
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-        widths = browser.execute_script("return [...document.querySelectorAll('.chart svg')].map(c => c.clientWidth)")
-        assert widths
-        assert all(0.7 * width / 2 < chart <= width for chart in widths), "charts use the width"
+        script = (
+            "return [...document.querySelectorAll('.plot svg')].map(chart => chart.getBoundingClientRect().toJSON())"
+        )
+        charts = [box for box in browser.execute_script(script) if box["width"]]
+        assert charts
+        assert all(min(240, 0.6 * width) < box["width"] <= width for box in charts)
+        assert max(box["right"] for box in charts) > 0.5 * width, "no half of the page is empty"
         if width not in (360, 1280):  # axe takes seconds, so it checks one narrow and one wide layout
             continue
         found = Axe().run(browser)

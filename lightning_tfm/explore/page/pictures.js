@@ -64,7 +64,7 @@ async function pngBlob(drawing) {
   return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
 }
 
-function downloadFile(name, blob) {
+export function downloadFile(name, blob) {
   const address = URL.createObjectURL(blob);
   html("a", { href: address, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
