@@ -21,12 +21,13 @@ from torch import Tensor
 
 from lightning_tfm.data import TaskDataModule
 from lightning_tfm.errors import UserError, nearest
-from lightning_tfm.explore.answers import Answer, answers_of
+from lightning_tfm.explore.answers import CONTINUATION, Answer, answers_of
 from lightning_tfm.explore.changes import ChangedNetwork, Changes
 from lightning_tfm.explore.description import describe_model
 from lightning_tfm.explore.neighbors import By, Neighbors, draw_rows, example_texts
 from lightning_tfm.inference import Alternative, Predictor
 from lightning_tfm.inference.decoding import DecodingOptions
+from lightning_tfm.inference.predictor import ALTERNATIVES
 from lightning_tfm.insight import Sample, components, integrated_gradients, occlusion, outcome
 from lightning_tfm.insight.sample import logits_of
 from lightning_tfm.insight.texts import as_sample, patch_text
@@ -41,8 +42,14 @@ QUESTIONS = ("answer", "beam", "attributions", "patch", "neighbors", "worst", "s
 TEST_EXAMPLES = 200
 """Number of test examples among which the one with the largest loss is found."""
 
-MAX_BEAM_SIZE, MAX_NEIGHBORS, MAX_SAMPLED = 50, 100, 1_000
-"""Maximum numbers of beams, neighbors and sampled tokens, to limit the computation time."""
+LIMITS = {
+    "alternatives": ALTERNATIVES + 1,
+    "continuation": CONTINUATION,
+    "beam_size": 50,
+    "number": 100,
+    "max_tokens": 1_000,
+}
+"""Maximum numbers of symbols of a step, tokens that continue a text, beams, neighbors and sampled tokens."""
 
 MAX_STEPS = 200
 """Maximum number of steps of integrated gradients, to limit the computation time."""
@@ -77,7 +84,13 @@ class Explorer:
         """Return the description of the model: its task, parts and questions, and the results of `inspect`, if any."""
         questions = [question for question in QUESTIONS if question not in self.excluded]
         description = describe_model(self.answers, self.path, self.settings)
-        return {"name": self.name, **description, "questions": questions, "excluded": self.excluded}
+        return {
+            "name": self.name,
+            **description,
+            "questions": questions,
+            "excluded": self.excluded,
+            "limits": {**LIMITS},
+        }
 
     @cached_property
     def excluded(self) -> dict[str, str]:
@@ -192,7 +205,7 @@ class Explorer:
             UserError: if a text has no answer, or the network has no such part.
         """
         self._check("beam")
-        _check_range("beam_size", beam_size, MAX_BEAM_SIZE, 5)
+        _check_range("beam_size", beam_size, 5)
         with self._changed(text, changes, against).running():
             return self.answers.beam(text, beam_size)
 
@@ -298,7 +311,7 @@ class Explorer:
             UserError: if the text has no answer, or there are no data.
         """
         self._check("neighbors")
-        _check_range("number", number, MAX_NEIGHBORS, 10)
+        _check_range("number", number, 10)
         if by == "source":
             examples = self._neighbors.nearest(self.answers.inputs(text), by, 0, number)
         else:
@@ -354,7 +367,7 @@ class Explorer:
             UserError: if the text has no answer, or an option is out of range.
         """
         self._check("sample")
-        _check_range("max_tokens", max_tokens, MAX_SAMPLED, 100)
+        _check_range("max_tokens", max_tokens, 100)
         options = DecodingOptions(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         sample_fn = options.sample_fn(torch.Generator(self.predictor.device).manual_seed(seed))
         sampled = self.answers.sample(text, sample_fn, max_tokens)
@@ -372,10 +385,10 @@ class Explorer:
         return {"text": sampled.text, "steps": steps, "given": sampled.given}
 
 
-def _check_range(name: str, value: int, maximum: int, example: int) -> None:
-    """Raise UserError if an argument is not from 1 to a maximum; `example` is a valid value."""
-    if not 1 <= value <= maximum:
-        raise UserError(f"{name} must be from 1 to {maximum}, but is {value}; try {example}")
+def _check_range(name: str, value: int, example: int) -> None:
+    """Raise UserError if an argument is not from 1 to its limit; `example` is a valid value."""
+    if not 1 <= value <= LIMITS[name]:
+        raise UserError(f"{name} must be from 1 to {LIMITS[name]}, but is {value}; try {example}")
 
 
 def describe(explorers: Sequence[Explorer]) -> Json:

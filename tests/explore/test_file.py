@@ -15,7 +15,7 @@ import torch
 from lightning_tfm.commands.report import report
 from lightning_tfm.errors import UserError
 from lightning_tfm.explore import Changes, Explorer, file
-from lightning_tfm.explore.explorer import QUESTIONS, ask
+from lightning_tfm.explore.explorer import LIMITS, QUESTIONS, ask
 from lightning_tfm.explore.file import halve, keeps_outputs_in_half, write_page
 from lightning_tfm.inference import (
     ClassifierPredictor,
@@ -172,9 +172,11 @@ def test_pages_answer_like_the_network(written):
         questions.append(("answer", {"text": text, "changes": {"off": heads[:3:2]}}))
         if "sample" in description["questions"]:
             questions.append(("answer", {"text": text, "prefix": [5, 3]}))
-            questions.append(("sample", {"text": text, "temperature": 0, "max_tokens": 30}))
+            numbers = 30, LIMITS["max_tokens"] + 1
+            questions += [("sample", {"text": text, "temperature": 0, "max_tokens": number}) for number in numbers]
         if "beam" in description["questions"]:
-            questions += [("beam", {"text": text, "beam_size": size}) for size in (1, 3)]
+            sizes = 1, 3, LIMITS["beam_size"] + 1
+            questions += [("beam", {"text": text, "beam_size": size}) for size in sizes]
     answers = ask_page([model], questions)
     for (question, values), actual in zip(questions, answers, strict=True):
         try:

@@ -9,28 +9,24 @@ import { OnnxGraph } from "./onnx.js";
 import { makeTensor } from "./tensors.js";
 import { BOS, EOS, NUM_SPECIAL, PAD, nameSymbols, normalizeLine, pythonRepr, stripFields, tokenizerOf } from "./tokenizers.js";
 
-/** Number of alternatives of a step. */
-const NUM_ALTERNATIVES = 5;
-
-/** Maximum number of tokens by which a language model continues a text in an answer. */
-const NUM_CONTINUED = 40;
-
 const MASK_ID = BOS;
 const SPACED_MASK_ID = -MASK_ID; // a mask that includes the space before it
 const MASK_SYMBOL = "[MASK]";
 
 /** Rules of arguments by name: [whether a value is valid, the rule, a valid value]. */
 const ARGUMENT_RULES = {
-  beam_size: [(value) => value >= 1 && value <= 50, "from 1 to 50", 5],
   temperature: [(value) => value === 0 || (value >= 0.01 && value <= 100), "0 or from 0.01 to 100", 0.8],
   top_k: [(value) => value === null || value >= 1, "at least 1", 10],
   top_p: [(value) => value === null || (value > 0 && value <= 1), "above 0 and at most 1", 0.9],
   seed: [(value) => value >= 0 && value < 2 ** 32, `from 0 to ${2 ** 32 - 1}`, 1],
-  max_tokens: [(value) => value >= 1 && value <= 1000, "from 1 to 1000", 100],
 };
 
-function checkArguments(values) {
-  for (const [name, [isValid, rule, example]] of Object.entries(ARGUMENT_RULES)) {
+/** Return the rule of a number from 1 to a limit. */
+const upTo = (limit, example) => [(value) => value >= 1 && value <= limit, `from 1 to ${limit}`, example];
+
+function checkArguments(values, limits) {
+  const rules = { beam_size: upTo(limits.beam_size, 5), ...ARGUMENT_RULES, max_tokens: upTo(limits.max_tokens, 100) };
+  for (const [name, [isValid, rule, example]] of Object.entries(rules)) {
     const value = values[name];
     if (value !== undefined && !isValid(value)) {
       throw new Error(`${name} must be ${rule}, but is ${value}; try ${example}`);
@@ -127,8 +123,8 @@ function logitRows({ dims, data }) {
 class FileModel {
   excluded = []; // ids that are no alternatives
 
-  constructor(config, graphs) {
-    Object.assign(this, { config, graphs, tokenizer: tokenizerOf(config.tokenizer) });
+  constructor(config, limits, graphs) {
+    Object.assign(this, { config, limits, graphs, tokenizer: tokenizerOf(config.tokenizer) });
   }
 
   network(changes = {}) {
@@ -216,7 +212,7 @@ class FileModel {
   answerStep(logits, id, forced = false, given = false) {
     const values = logSoftmax(logits);
     const ranked = values.map((value, other) => (this.excluded.includes(other) ? -Infinity : value));
-    const ids = topIds(ranked, Math.min(NUM_ALTERNATIVES, ranked.length - this.excluded.length));
+    const ids = topIds(ranked, Math.min(this.limits.alternatives, ranked.length - this.excluded.length));
     if (!ids.includes(id)) ids[ids.length - 1] = id;
     const [chosen, ...alternatives] = [id, ...ids].map((other) => (
       { id: other, symbol: this.symbol(other), probability: Math.exp(values[other]) }
@@ -331,7 +327,7 @@ class LanguageModel extends FileModel {
 
   answer({ text, prefix = [], changes }) {
     const { ids, note } = this.encode(text);
-    const number = Math.min(NUM_CONTINUED, this.config.max_length - ids.length);
+    const number = Math.min(this.limits.continuation, this.config.max_length - ids.length);
     this.checkPrefix(prefix, number, false);
     const network = this.network(changes);
     const decoded = this.continued(network, ids, number, greedyChoice(prefix));
@@ -445,7 +441,7 @@ async function unpack(text) {
 async function loadModel({ describe, config, files }) {
   const graphs = {};
   for (const [name, text] of Object.entries(files)) graphs[name] = new OnnxGraph(await unpack(text));
-  return new FILE_MODELS[describe.task](config, graphs);
+  return new FILE_MODELS[describe.task](config, describe.limits, graphs);
 }
 
 /**
@@ -460,7 +456,7 @@ export function fileBackend(entries) {
   async function ask(index, question, values) {
     const { describe } = entries[index];
     if (!describe.questions.includes(question)) throw new Error(`${question} ${describe.excluded[question]}`);
-    checkArguments(values);
+    checkArguments(values, describe.limits);
     if (!loaded.has(index)) loaded.set(index, loadModel(entries[index]));
     return (await loaded.get(index))[question](values);
   }

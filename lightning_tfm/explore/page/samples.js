@@ -8,11 +8,11 @@ import { questionPanel, unchangedNote } from "./questions.js";
 import { MAX_SURPRISE } from "./steps.js";
 import { isCharacters, textDrawing } from "./text_drawing.js";
 
-/** Numbers of the controls: the fields of the state, their labels and limits. */
-const FIELDS = [
+/** Return the numbers of the controls: the fields of the state, their labels and limits. */
+const fieldsOf = ([{ limits }]) => [
   ["topK", "Top k", { min: 1, placeholder: "all" }],
   ["topP", "Top p", { min: 0.01, max: 1, step: 0.01, placeholder: "1" }],
-  ["maxTokens", "Maximum symbols", { min: 1, max: 1000 }],
+  ["maxTokens", "Maximum symbols", { min: 1, max: limits.max_tokens }],
   ["seed", "Seed", { min: 0, max: 999999999 }],
 ];
 
@@ -35,7 +35,7 @@ function summary(unit, given, sampled) {
 
 /** Return the panel of samples. */
 export function samplesPanel(context) {
-  const { backend, state } = context;
+  const { backend, models, state } = context;
   const next = html("button", { type: "button", class: "primary",
     onclick: () => state.set({ seed: state.get().seed + 1 }) }, "Next sample");
   const cursors = new Map();
@@ -66,7 +66,7 @@ export function samplesPanel(context) {
 
   return questionPanel(context, {
     id: "samples", title: "Samples", question: "sample", draw,
-    fields: [temperatureField(state), FIELDS.map((field) => numberField(state, ...field)), next],
+    fields: [temperatureField(state), fieldsOf(models).map((field) => numberField(state, ...field)), next],
     argumentsOf: () => {
       const { text, temperature, topK, topP, seed, maxTokens } = state.get();
       return { text, temperature, top_k: topK, top_p: topP, seed, max_tokens: maxTokens };
