@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -46,7 +47,7 @@ def explore(arguments: list[str]) -> int:
         if has_settings:
             for load_data in data:  # to check the settings; otherwise, data are loaded by the first question about them
                 load_data()
-        serve(explorers, options.port or 0, options.browser)
+        serve(explorers, options.port or 0, options.browser, shlex.join(["lightning-tfm", "explore", *arguments]))
     except Interrupted as interrupted:
         ignore_signals()
         return 128 + interrupted.signum

@@ -38,6 +38,9 @@ from lightning_tfm.explore.page import html, script, style
 ADDRESS = "127.0.0.1"
 """The loopback address, which other machines cannot reach."""
 
+COMMAND = "lightning-tfm explore"
+"""The command that serves a page."""
+
 MAX_BODY = 1_000_000
 """Maximum size of a question, in bytes."""
 
@@ -57,18 +60,19 @@ HEADERS = {
 """Headers of all responses."""
 
 
-def serve(explorers: Sequence[Explorer], port: int = 0, open_browser: bool = True) -> None:
+def serve(explorers: Sequence[Explorer], port: int = 0, open_browser: bool = True, command: str = COMMAND) -> None:
     """Print the address of the page of some explorers, and serve the page until a signal raises an exception.
 
     Args:
         explorers: the explorers.
         port: the port; 0 for a free one.
         open_browser: whether to open the page in the user's browser.
+        command: the command that serves the page, which the page shows after the end of the server.
 
     Raises:
         UserError: if the port is not free.
     """
-    server = Server(explorers, port)
+    server = Server(explorers, port, command)
     print(f"Explorer running at {server.address} (press Ctrl-C to stop)", flush=True)
     if open_browser:
         print("If no page opens in your browser, open this address.", flush=True)
@@ -81,6 +85,7 @@ class Server:
     Args:
         explorers: the explorers.
         port: the port; 0 for a free one.
+        command: the command that serves the page, which the page shows after the end of the server.
 
     Attributes:
         token: the secret that a request must contain.
@@ -90,8 +95,8 @@ class Server:
         UserError: if the port is not free.
     """
 
-    def __init__(self, explorers: Sequence[Explorer], port: int = 0) -> None:
-        self.explorers = explorers
+    def __init__(self, explorers: Sequence[Explorer], port: int = 0, command: str = COMMAND) -> None:
+        self.explorers, self.command = explorers, command
         self.token = secrets.token_urlsafe()
         try:
             self._socket = socket.create_server((ADDRESS, port))
@@ -154,7 +159,8 @@ class Server:
         nonce = secrets.token_urlsafe()
         policy = f"{NO_CONTENT}; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'"
         policy += "; img-src data: blob:"
-        page = html(script("backend_server.js"), style(), nonce)
+        program = f"globalThis.EXPLORER_COMMAND = {json.dumps(self.command)};\n{script('backend_server.js')}"
+        page = html(program, style(), nonce)
         return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
     async def _describe(self, request: Request) -> Response:

@@ -1373,17 +1373,19 @@ def test_text_is_never_markup(task, open_address, serve):
 
 
 def test_the_page_of_a_server_that_has_ended(open_address, make_explorer):
-    server = Server([make_explorer("transformer")])
+    server = Server([make_explorer("transformer")], command="lightning-tfm explore 'my run'")
     thread = threading.Thread(target=server.run)
     thread.start()
     page = open_address(server.address, [], text=TEXT)
     server.close()
     thread.join(60)
     page.type("text", OTHER)
-    assert page.texts(".answers .error") == ["The server has stopped; run the command again."]
+    page.driver.get_log("performance")
     for view in VIEWS:
         page.click(f"[data-key='tab {view}']")
-        assert len(page.texts("[role=tabpanel]:not([hidden]) .error")) <= 1
+        line = "The server has stopped; to start it again, run: lightning-tfm explore 'my run'"
+        assert page.texts(".error") == [line]
+    assert requests(page.driver) == set()
 
 
 class Waiting(Explorer):

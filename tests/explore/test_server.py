@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -472,12 +473,14 @@ class Address:
 @pytest.mark.parametrize(
     ("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
 )
-def test_nothing_is_left_of_a_command(signum, status, start_command, tmp_path):
+def test_nothing_is_left_of_a_command(signum, status, start_command, checkpoint, tmp_path):
     port = free_port()
     process, address = start_command("--port", port)
     server = Address(address)
     assert urlsplit(address).port == port
-    assert request(server, "GET", query(server))[0] == 200
+    loaded, _, page = request(server, "GET", query(server))
+    assert loaded == 200
+    assert f"explore {shlex.quote(str(checkpoint))} --no-browser --port {port}" in page
     answer, text = ask(server, {"model": 0, "question": "answer", "arguments": {"text": "abc"}})
     assert (answer, json.loads(text)["result"]["text"]) == (200, "abc")
     process.send_signal(signum)

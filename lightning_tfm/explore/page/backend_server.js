@@ -2,13 +2,19 @@
 
 import { start } from "./main.js";
 
-/** Return the result of a request, or reject with its line. */
+/** Reason why the server cannot be reached any more; null before. */
+let stopped = null;
+
+/** Return the result of a request, or reject with its line; a server that has stopped is not asked again. */
 async function requestServer(token, path, question, signal) {
+  if (stopped !== null) throw stopped;
   const headers = { "X-Token": token, "Content-Type": "application/json" };
   const options = question === undefined ? { headers }
     : { headers, signal, method: "POST", body: JSON.stringify(question) };
-  const response = await fetch(path, options).catch(() => {
-    throw new Error("The server has stopped; run the command again.");
+  const response = await fetch(path, options).catch((error) => {
+    if (signal?.aborted) throw error;
+    stopped ??= new Error(`The server has stopped; to start it again, run: ${globalThis.EXPLORER_COMMAND}`);
+    throw stopped;
   });
   if (!response.headers.get("Content-Type")?.startsWith("application/json")) throw new Error(await response.text());
   const { result, error } = await response.json();

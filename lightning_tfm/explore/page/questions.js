@@ -64,7 +64,9 @@ export function replyOf(one, question, draw) {
     return html("p", { class: "note" }, `This question ${model.excluded[question] ?? "has no answer here"}.`);
   }
   const reply = replies[question];
-  if (reply === undefined) return html("p", { class: "muted" }, "There is no answer yet.");
+  if (reply === undefined || (reply.error !== null && reply.error === one.error)) { // which is shown above the tabs
+    return html("p", { class: "muted" }, "There is no answer yet.");
+  }
   return reply.error === null ? draw(reply.result, reply.values) : errorLine(reply.error);
 }
 
