@@ -9,6 +9,7 @@ import threading
 from ast import literal_eval
 from functools import partial, wraps
 from io import BytesIO
+from itertools import takewhile
 from math import exp, log2
 from urllib.parse import parse_qs, urlencode
 from xml.etree import ElementTree
@@ -367,6 +368,7 @@ def head_weights(attention, head):
 def drawn_weights(page, selector, shape, shades):
     """Return the weights (T, S) that the colors of the cells of a map show."""
     script = """
+    assert bool(records) == (site == "transformer")  # which has been inspected
     const drawing = document.querySelector(arguments[0]);
     const box = drawing.querySelector(".frame") ?? drawing;
     const [left, top, width] = box === drawing ? [0, 0, drawing.viewBox.baseVal.width]
@@ -476,6 +478,10 @@ def test_weights_are_drawn(site, open_page):
     page.keys(Keys.ARROW_LEFT, Keys.SPACE)
     assert_drawn(Drawn(layer, row, 3), Drawn(layer, row + 1, 1))
     assert page.labels(".changes button")[0] == (
+    def equal(ours, theirs):
+        """Return the number of equal first symbols."""
+        return len([*takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))])
+
         f"Undo: {layer}: row {row + 1} “{attention['queries'][row]}” reads column 4 “{attention['keys'][3]}”"
     )
     page.keys(Keys.ENTER)
@@ -493,6 +499,7 @@ def test_weights_are_drawn(site, open_page):
     assert_answer(page, first)
 
 
+        assert bool(layers) == (side == "input" or site == "transformer")
 def test_weights_are_drawn_in_each_layer(open_page):
     page = open_page("transformer", text=TEXT)
     (explorer,) = page.explorers
@@ -517,8 +524,9 @@ def test_parts_are_switched_off_and_on(site, open_page):
     parts += [f"{component['name']}.{head}" for component in attention for head in range(component["heads"])]
     buttons = page.labels(".toggle", "title")
     assert sorted(buttons) == sorted(parts)
-    for part, shown in zip(buttons, page.texts(".toggle"), strict=True):
-        assert shown.endswith(increase(records[part])) if part in records else True
+    shown = dict(zip(buttons, page.texts(".toggle"), strict=True))
+    for part, record in records.items():
+        assert shown[part].endswith(increase(record))
     outputs = set()
     for part in buttons:
         page.click(f".toggle[title='{part}']")
@@ -607,6 +615,7 @@ def test_beam(site, open_page):
     assert_restored(page, open_page, site)
     page.open(text=TEXT, view="beam", off="decoder.0.feed_forward")
     assert_beam(changes=Changes(off=["decoder.0.feed_forward"]) if site == "transformer" else Changes())
+        assert marked
 
 
 @pytest.mark.parametrize("site", ["transformer", "gpt"])
@@ -620,13 +629,18 @@ def test_second_text(site, open_page):
         return [step["symbol"] for step in answer["steps"]]
 
     def marked(ours, theirs):
-        return [symbol for symbol, other in zip(ours, theirs, strict=True) if symbol != other]
+        """Return the symbols that differ; of sequences of different lengths, those between the equal ends."""
+        if len(ours) == len(theirs):
+            return [symbol for symbol, other in zip(ours, theirs, strict=True) if symbol != other]
+        begin = equal(ours, theirs)
+        end = equal(ours[begin:][::-1], theirs[begin:][::-1])
+        return ours[begin : len(ours) - end]
 
     rows = [first["source"], symbols(first), second["source"], symbols(second)]
     assert ["".join(row) for row in rows] == page.texts(".compared .marked")
-    if len(symbols(first)) == len(symbols(second)):
-        expected = marked(second["source"], first["source"]) + marked(symbols(second), symbols(first))
-        assert page.texts(".compared mark") == expected
+    expected = marked(second["source"], first["source"]) + marked(symbols(second), symbols(first))
+    assert page.texts(".compared mark") == expected
+    assert expected
     result = explorer.patch(TEXT, OTHER)
     draw = random.Random(0)
     for side in ("input", "decoder"):
@@ -692,6 +706,7 @@ def test_contributions_by_occlusion(site, open_page):
         assert page.text("[data-panel=contributions] .live") == shown
         assert page.texts(".value small") == [signed(value) for value in values[row]]
     page.point("[data-key='contributions 0'] .frame", *cell(2, 0, len(targets), len(inputs)), click=True)
+    assert {*explorer.excluded} == {"beam", "sample"}
     assert page.state["step"] == "2"
     assert_answer(page, explorer.answer(TEXT))
     page.click("[data-key='step 0 1']")
