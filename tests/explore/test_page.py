@@ -11,7 +11,6 @@ from functools import partial, wraps
 from io import BytesIO
 from itertools import takewhile
 from math import exp, log2
-from urllib.parse import parse_qs, urlencode
 from xml.etree import ElementTree
 
 import pytest
@@ -19,7 +18,6 @@ import torch
 from axe_core_python.selenium import Axe
 from PIL import Image
 from selenium.webdriver import ActionChains, Keys
-from selenium.webdriver.support.ui import WebDriverWait
 
 from lightning_tfm.commands.inspect import inspect
 from lightning_tfm.errors import UserError
@@ -33,6 +31,7 @@ from lightning_tfm.networks import EncoderClassifier, Transformer
 from lightning_tfm.tokenization import SymbolTokenizer, train_word_tokenizer
 from support.browser import chromium, firefox, origin, requests
 from support.experiments import folder, trained_run
+from support.explorer_page import SELECT_ALL, Page, assert_answer, assert_changes, cell, number, percent, visible
 from support.networks import randomize
 
 pytestmark = pytest.mark.browser
@@ -159,144 +158,6 @@ def open_page(open_address, sites):
     return lambda site, **state: open_address(*sites[site], **state)
 
 
-SELECT_ALL = "\ue009a\ue000"
-"""Ctrl+A, and its end, as keys of WebDriver."""
-
-SETTLED = """
-const root = document.querySelector("#explorer");
-return root.querySelector(".answers > *, .page > .error") !== null && root.querySelector("[aria-busy]") === null;
-"""
-
-
-class Page:
-    """Page in a browser, with the explorers of its models."""
-
-    def __init__(self, driver, address, explorers):
-        self.driver, self.address, self.explorers = driver, address, explorers
-
-    def open(self, **state):
-        """Open the page with a state; lists are written as in the address."""
-        self.driver.get("about:blank")  # otherwise, only the part of the address after "#" may change
-        self.driver.get(f"{self.address}#{urlencode(state)}")
-        self.settle()
-
-    def run(self, script, *arguments):
-        return self.driver.execute_script(script, *arguments)
-
-    def wait(self, condition):
-        """Wait until a function without arguments returns a true value, and return it."""
-        return WebDriverWait(self.driver, 60, poll_frequency=0.02).until(lambda _: condition())
-
-    def settle(self):
-        """Wait until no question is open."""
-        self.wait(lambda: self.run(SETTLED))
-
-    @property
-    def state(self):
-        """Return the fields in the address, as text."""
-        fragment = self.run("return location.hash").removeprefix("#")
-        return {name: value for name, (value,) in parse_qs(fragment, keep_blank_values=True).items()}
-
-    def find(self, selector):
-        return self.driver.find_element("css selector", selector)
-
-    def click(self, selector):
-        self.find(selector).click()
-        self.settle()
-
-    def type(self, field, text):
-        """Replace the value of the input of a field of the state."""
-        self.find(f"[data-key='{field}']").send_keys(SELECT_ALL)
-        self.find(f"[data-key='{field}']").send_keys(text)
-        self.wait(lambda: self.state.get(field) == text)
-        self.settle()
-
-    def select(self, selector, value):
-        """Choose an option of a select element."""
-        self.find(f"{selector} option[value='{value}']").click()
-        self.settle()
-
-    def texts(self, selector):
-        """Return the texts of elements."""
-        return self.run(
-            "return [...document.querySelectorAll(arguments[0])].map((element) => element.textContent)", selector
-        )
-
-    def text(self, selector):
-        (text,) = self.texts(selector)
-        return text
-
-    def labels(self, selector, name="aria-label"):
-        """Return an attribute of elements."""
-        script = "return [...document.querySelectorAll(arguments[0])].map((one) => one.getAttribute(arguments[1]))"
-        return self.run(script, selector, name)
-
-    def keys(self, *keys):
-        """Press keys, sent to the element with the focus."""
-        ActionChains(self.driver, duration=0).send_keys(*keys).perform()
-        self.settle()
-
-    def focus(self, selector):
-        self.run("document.querySelector(arguments[0]).focus()", selector)
-
-    def point(self, selector, x=0.5, y=0.5, click=False):
-        """Move the pointer to a place in an element, in shares of its width and height, or click there."""
-        script = """
-        const element = document.querySelector(arguments[0]);
-        element.scrollIntoView({ block: "center", inline: "center" });
-        const { left, top, width, height } = element.getBoundingClientRect();
-        return [left + arguments[1] * width, top + arguments[2] * height];
-        """
-        left, top = self.run(script, selector, x, y)
-        actions = ActionChains(self.driver, duration=0)
-        actions.w3c_actions.pointer_action.move_to_location(round(left), round(top))
-        if click:
-            actions.click()
-        actions.perform()
-        self.settle()
-
-
-def visible(symbol):
-    return symbol.translate({ord(" "): "␣", ord("\n"): "↵", ord("\t"): "⇥"})
-
-
-def percent(probability):
-    if 0 < probability < 0.0005:
-        return "<0.1%"
-    return f"{100 * probability:.{int(0 < probability < 0.0995)}f}%"
-
-
-def number(value, digits=2):
-    text = f"{value:.{digits}f}"
-    return text.replace("-", "−" if float(text) else "")
-
-
-def chance(text):
-    return float(text.removeprefix("<").removesuffix("%")) / 100
-
-
-def assert_answer(page, answer, column=1, tolerance=0.0):
-    """Assert that the page shows an answer; the tolerance is that of probabilities, 0 for equal texts."""
-    column = f".answers .column:nth-child({column})"
-    first = sum(step["given"] for step in answer["steps"])
-    labels = page.labels(f"{column} .chip")
-    shown = [label.partition(": ")[2].removesuffix(", forced").rpartition(", ") for label in labels]
-    steps = answer["steps"][first:]
-    assert [symbol for symbol, *_ in shown] == [visible(step["symbol"]) for step in steps]
-    assert [label.endswith(", forced") for label in labels] == [step["forced"] for step in steps]
-    selected = answer["steps"][min(int(page.state.get("step", 0)), len(answer["steps"]) - 1)]
-    numbers = [text for *_, text in shown] + page.texts(f"{column} .choice .number")
-    probabilities = [step["probability"] for step in steps] + [one["probability"] for one in selected["alternatives"]]
-    if tolerance:  # which may change the order of alternatives
-        assert [chance(text) for text in numbers] == pytest.approx(probabilities, abs=tolerance)
-    else:
-        assert numbers == [percent(probability) for probability in probabilities]
-        symbols = [visible(other["symbol"]) for other in selected["alternatives"]]
-        assert page.texts(f"{column} .choice .symbol") == symbols
-    if page.texts(f"{column} .output"):
-        assert page.text(f"{column} .output") == (answer["output"] or "(empty)")
-
-
 def ids(steps):
     return [step["id"] for step in steps]
 
@@ -355,11 +216,6 @@ def test_changes_of_the_network_stay_with_a_new_text(open_page):
     assert_answer(page, explorer.answer("5 5 1", changes=Changes(off=[part])))
 
 
-def cell(row, column, rows, columns):
-    """Return the place of a cell in a map, in shares of its width and height."""
-    return (column + 0.5) / columns, (row + 0.5) / rows
-
-
 def head_weights(attention, head):
     weights = torch.tensor(attention["weights"])
     return weights.mean(0) if head == "mean" else weights[head]
@@ -368,7 +224,6 @@ def head_weights(attention, head):
 def drawn_weights(page, selector, shape, shades):
     """Return the weights (T, S) that the colors of the cells of a map show."""
     script = """
-    assert bool(records) == (site == "transformer")  # which has been inspected
     const drawing = document.querySelector(arguments[0]);
     const box = drawing.querySelector(".frame") ?? drawing;
     const [left, top, width] = box === drawing ? [0, 0, drawing.viewBox.baseVal.width]
@@ -478,10 +333,6 @@ def test_weights_are_drawn(site, open_page):
     page.keys(Keys.ARROW_LEFT, Keys.SPACE)
     assert_drawn(Drawn(layer, row, 3), Drawn(layer, row + 1, 1))
     assert page.labels(".changes button")[0] == (
-    def equal(ours, theirs):
-        """Return the number of equal first symbols."""
-        return len([*takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))])
-
         f"Undo: {layer}: row {row + 1} “{attention['queries'][row]}” reads column 4 “{attention['keys'][3]}”"
     )
     page.keys(Keys.ENTER)
@@ -499,7 +350,6 @@ def test_weights_are_drawn(site, open_page):
     assert_answer(page, first)
 
 
-        assert bool(layers) == (side == "input" or site == "transformer")
 def test_weights_are_drawn_in_each_layer(open_page):
     page = open_page("transformer", text=TEXT)
     (explorer,) = page.explorers
@@ -518,6 +368,7 @@ def test_parts_are_switched_off_and_on(site, open_page):
     (explorer,) = page.explorers
     description, first = explorer.describe(), explorer.answer(TEXT)
     records = {record["name"]: record for record in description["heads"] + description["parts"]}
+    assert bool(records) == (site == "transformer")  # which has been inspected
     switchable = [component for component in description["components"] if component["switchable"]]
     parts = [component["name"] for component in switchable]
     attention = [component for component in switchable if component["kind"] == "attention"]
@@ -615,7 +466,6 @@ def test_beam(site, open_page):
     assert_restored(page, open_page, site)
     page.open(text=TEXT, view="beam", off="decoder.0.feed_forward")
     assert_beam(changes=Changes(off=["decoder.0.feed_forward"]) if site == "transformer" else Changes())
-        assert marked
 
 
 @pytest.mark.parametrize("site", ["transformer", "gpt"])
@@ -627,6 +477,10 @@ def test_second_text(site, open_page):
 
     def symbols(answer):
         return [step["symbol"] for step in answer["steps"]]
+
+    def equal(ours, theirs):
+        """Return the number of equal first symbols."""
+        return len([*takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))])
 
     def marked(ours, theirs):
         """Return the symbols that differ; of sequences of different lengths, those between the equal ends."""
@@ -645,6 +499,7 @@ def test_second_text(site, open_page):
     draw = random.Random(0)
     for side in ("input", "decoder"):
         layers = [layer for layer in result["layers"] if layer["side"] == side]
+        assert bool(layers) == (side == "input" or site == "transformer")
         if not layers:
             assert page.texts(f"[data-key='patch 0 {side}']") == []
             continue
@@ -706,7 +561,6 @@ def test_contributions_by_occlusion(site, open_page):
         assert page.text("[data-panel=contributions] .live") == shown
         assert page.texts(".value small") == [signed(value) for value in values[row]]
     page.point("[data-key='contributions 0'] .frame", *cell(2, 0, len(targets), len(inputs)), click=True)
-    assert {*explorer.excluded} == {"beam", "sample"}
     assert page.state["step"] == "2"
     assert_answer(page, explorer.answer(TEXT))
     page.click("[data-key='step 0 1']")
@@ -761,6 +615,7 @@ def test_nearest_examples(site, open_page):
         nearest = assert_nearest(by="decoder", step=2)
         texts = [(example["target"] or example["source"], example["mark"]) for example in nearest]
         marked = [text[slice(*mark)] for text, mark in texts if mark is not None]
+        assert marked
         assert page.texts(".examples mark") == [visible(symbol) or "EOS" for symbol in marked]
         page.select("[data-key=by]", "source")
     page.click(".worst button")
@@ -851,6 +706,7 @@ def test_classifier(open_page):
     page.focus("[data-key='contributions 0']")
     page.keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     assert page.text("[data-panel=contributions] .live") == f"awful {signed(values[3])} nats"
+    assert {*explorer.excluded} == {"beam", "sample"}
     for view, line in explorer.excluded.items():
         page.click(f"[data-key='tab {'samples' if view == 'sample' else view}']")
         assert page.texts("[role=tabpanel]:not([hidden]) .note") == [f"This question {line}."]
@@ -1485,33 +1341,13 @@ def test_translation_in_each_browser(open_anywhere, address_of, explorers):
     assert_answer(page, explorer.answer(explorer.describe()["example"]), tolerance=tolerance)
     page.type("text", TEXT)
     first = explorer.answer(TEXT)
-    assert_answer(page, first, tolerance=tolerance)
     for attention in first["attention"]:
         page.select("[data-key='layer 0']", attention["layer"])
         page.click("[data-key='head 0 1']")
         weights = head_weights(attention, 1)
         shown = drawn_weights(page, ".map", weights.shape, 50)
         torch.testing.assert_close(shown, weights, rtol=0, atol=0.011 + tolerance)
-    page.click("[data-key='step 0 1']")
-    prefix = [first["steps"][0]["id"], first["steps"][1]["alternatives"][1]["id"]]
-    page.click(f"[data-key='choice 0 {prefix[1]}']")
-    assert_answer(page, explorer.answer(TEXT, prefix), tolerance=tolerance)
-    page.click("[data-key=reset]")
-    page.click("[data-key='tab parts']")
-    off = []
-    for part in ("encoder.0.self_attention.0", "decoder.0.self_attention.1", "decoder.1.cross_attention.0"):
-        page.click(f".toggle[title='{part}']")
-        off.append(part)
-        assert_answer(page, explorer.answer(TEXT, changes=Changes(off=off)), tolerance=tolerance)
-    page.click("[data-key=reset]")
-    assert_answer(page, first, tolerance=tolerance)
-    page.click("[data-key='tab beam']")
-    outputs = explorer.beam(TEXT)["outputs"]
-    assert page.texts("[data-panel=beam] tbody button") == [output["text"] or "(empty)" for output in outputs]
-    scores = [float(text.replace("−", "-")) for text in page.texts("[data-panel=beam] td.number:nth-child(3)")]
-    assert scores == pytest.approx([output["score"] for output in outputs], abs=0.001 + 2 * tolerance)
-    page.click("[data-key='output 0 1']")
-    assert page.text(".output") == (outputs[1]["text"] or "(empty)")
+    assert_changes(page, explorer, TEXT, tolerance)
     page.click("[data-key='tab contributions']")
     notes = page.texts("[data-panel=contributions] .note")
     assert (f"This question {EXCLUDED['attributions']}." in notes) == bool(tolerance)

@@ -8,13 +8,13 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from selenium.webdriver.support.ui import WebDriverWait
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.explore import Explorer, explore, messages
+from lightning_tfm.explore import Changes, Drawn, Explorer, explore, messages
 from lightning_tfm.inference.loading import load
 from support.browser import chromium
 from support.experiments import trained_run
+from support.explorer_page import SELECT_ALL, Page, assert_answer, assert_changes, cell
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +72,7 @@ def test_a_missing_package_is_named(predictor, monkeypatch):
 
 HOST = """
 <!doctype html><meta charset="utf-8"><link rel="icon" href="data:,"><link rel="stylesheet" href="widget.css">
+<style>html { overflow-y: scroll }</style>
 <div id="cell"></div>
 <script type="module">
 import widget from "./widget.js";
@@ -81,6 +82,7 @@ const model = {
   off(name) { delete listeners[name]; },
   send(message) {
     if (isEnded) throw new Error("the kernel has ended");
+    globalThis.asked = message.arguments?.text;
     receiveAnswers(message);
   },
 };
@@ -132,26 +134,52 @@ def address(predictor):
     thread.join()
 
 
-@pytest.mark.browser
-def test_the_page_in_a_cell(address, predictor):
+class Cell(Page):
+    """Page in the output of a cell, whose address holds no state."""
+
+    @property
+    def state(self):
+        return {"step": self.labels(".chip", "aria-pressed").index("true")}
+
+    def type(self, field, text):
+        self.find(f"[data-key='{field}']").send_keys(f"{SELECT_ALL}{text}")
+        self.wait(lambda: self.run("return asked") == text)
+        self.settle()
+
+
+@pytest.fixture
+def page(address, predictor):
     with chromium() as driver:
-        driver.get(address)
-        field, output = "[data-key=text]", ".answers .output"
-
-        def element(selector):
-            return driver.find_element("css selector", selector)
-
-        def wait(condition):
-            WebDriverWait(driver, 60).until(lambda _: condition())
-
-        wait(lambda: driver.find_elements("css selector", field))
-        expected = Explorer(predictor).answer("abcdd")["output"]
-        element(field).send_keys("\ue009a\ue000abcdd")
-        wait(lambda: [one.text for one in driver.find_elements("css selector", output)] == [expected])
-        assert driver.execute_script("return pressed") == []  # which JupyterLab would read as commands
-        driver.execute_script("endKernel()")
-        element(field).send_keys("c")
-        wait(lambda: "the kernel has stopped" in element("#cell").text.lower())
-        driver.execute_script("removeWidget()")
-        assert driver.execute_script("return countListeners()") == 0
+        page = Cell(driver, address, [Explorer(predictor)])
+        page.open()
+        yield page
         assert [line for line in driver.get_log("browser") if line["level"] == "SEVERE"] == []
+
+
+@pytest.mark.browser
+def test_the_page_in_a_cell(page):
+    (explorer,) = page.explorers
+    page.type("text", "abcdd")
+    assert_answer(page, explorer.answer("abcdd"))
+    assert page.run("return pressed") == []  # which JupyterLab would read as commands
+    page.run("endKernel()")
+    page.find("[data-key=text]").send_keys("c")
+    page.wait(lambda: page.texts(".answers .error") == ["the kernel has stopped; run the cell again"])
+    page.run("removeWidget()")
+    assert page.run("return countListeners()") == 0
+
+
+@pytest.mark.browser
+def test_changes_in_a_cell(page):
+    (explorer,) = page.explorers
+    assert_changes(page, explorer, "abcdd")
+    page.click("[data-key=reset]")
+    page.click("[data-key='tab attention']")
+    page.click("[data-key='draw 0']")
+    layer = page.run("return document.querySelector(\"[data-key='layer 0']\").value")
+    attention = next(each for each in explorer.answer("abcdd")["attention"] if each["layer"] == layer)
+    row, shape = attention["first_step"] + 1, (len(attention["queries"]), len(attention["keys"]))
+    page.point(".map .frame", *cell(row, 1, *shape), click=True)
+    assert_answer(page, explorer.answer("abcdd", changes=Changes(drawn=[Drawn(layer, row, 1)])))
+    page.point(".map .frame", *cell(row, 1, *shape), click=True)
+    assert_answer(page, explorer.answer("abcdd"))
