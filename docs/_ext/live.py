@@ -1,10 +1,14 @@
-"""Sphinx extension that writes pages with the networks of the tutorials, whose checkpoints are in docs/live.
+"""Sphinx extension that writes pages with the networks of the tutorials.
+
+The last cells of the tutorials write their checkpoints, docs/live/NAME.ckpt, and the results of `inspect_network`,
+docs/live/NAME.json.
 
 A tutorial shows a page as `<iframe class="live" src="../live/NAME.html" title="...">`.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,7 @@ from lightning_tfm.explore import Explorer
 from lightning_tfm.explore.file import write_page
 
 LIVE = Path(__file__).parents[1] / "live"
-"""Folder of the checkpoints."""
+"""Folder of the checkpoints and results."""
 
 
 def write_pages(app: Any, error: Exception | None) -> None:
@@ -25,7 +29,8 @@ def write_pages(app: Any, error: Exception | None) -> None:
         folder = Path(app.outdir) / LIVE.name
         folder.mkdir(exist_ok=True)
         for path in sorted(LIVE.glob("*.ckpt")):
-            write_page([Explorer(load(path), path.stem)], folder / f"{path.stem}.html")
+            inspection = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+            write_page([Explorer(load(path), path.stem, inspection=inspection)], folder / f"{path.stem}.html")
 
 
 def setup(app: Any) -> dict[str, bool]:

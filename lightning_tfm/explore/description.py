@@ -12,7 +12,7 @@ from lightning_tfm.explore.changes import SWITCHABLE
 from lightning_tfm.insight import components
 from lightning_tfm.layers import attention_layers
 from lightning_tfm.networks.linear_transformer import LinearAttention
-from lightning_tfm.runs.inspection import Inspection, PartRecord
+from lightning_tfm.runs.inspection import Inspection, NetworkRecord, PartRecord
 from lightning_tfm.runs.record import Run
 
 CHANGES = ("off_heads", "off_components", "drawn", "patched")
@@ -22,13 +22,16 @@ EXAMPLES = 10
 """Maximum number of test texts that are tried as an example."""
 
 
-def describe_model(answers: Answers, path: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]:
+def describe_model(
+    answers: Answers, path: Path | None, settings: Sequence[str] = (), inspection: NetworkRecord | None = None
+) -> dict[str, Any]:
     """Return the description of a model.
 
     Args:
         answers: the answers of the model.
         path: the path of its checkpoint; None without one.
         settings: the arguments of `test` with which its data are loaded.
+        inspection: the results of `inspect_network`; None for those of the checkpoint's run, if any.
 
     Raises:
         UserError: if a file of the checkpoint's run is damaged.
@@ -38,7 +41,8 @@ def describe_model(answers: Answers, path: Path | None, settings: Sequence[str] 
     source_length, target_length = answers.max_lengths()
     run = None if path is None else Run.of(path)
     run = run if run is not None and run.exists else None
-    inspection = None if run is None or path is None else _inspection(run, path)
+    if inspection is None and run is not None and path is not None:
+        inspection = _inspection(run, path)
     return {
         "network": type(network).__name__,
         "task": predictor.task,

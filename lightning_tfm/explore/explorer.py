@@ -32,6 +32,7 @@ from lightning_tfm.insight import Sample, components, integrated_gradients, occl
 from lightning_tfm.insight.sample import logits_of
 from lightning_tfm.insight.texts import as_sample, patch_text
 from lightning_tfm.layers import attention_maps
+from lightning_tfm.runs.inspection import NetworkRecord
 
 Json = dict[str, Any]
 """Result of a question."""
@@ -64,6 +65,7 @@ class Explorer:
         data: a function that returns its data module after `setup`; without it, questions about data are excluded.
         path: the path of its checkpoint, whose run may contain results of `inspect`; None if there is no checkpoint.
         settings: the arguments of `test` with which the data are loaded, which the Python lines repeat.
+        inspection: the results of `inspect_network`; None for those in the run of the checkpoint, if any.
     """
 
     def __init__(
@@ -73,17 +75,18 @@ class Explorer:
         data: Callable[[], TaskDataModule] | None = None,
         path: str | Path | None = None,
         settings: Sequence[str] = (),
+        inspection: NetworkRecord | None = None,
     ) -> None:
         self.predictor, self.network = predictor.eval(), predictor.network
         self.name, self.path = name, None if path is None else Path(path).resolve()
-        self.settings = settings
+        self.settings, self.inspection = settings, inspection
         self.answers = answers_of(predictor)
         self._load_data = data
 
     def describe(self) -> Json:
         """Return the description of the model: its task, parts and questions, and the results of `inspect`, if any."""
         questions = [question for question in QUESTIONS if question not in self.excluded]
-        description = describe_model(self.answers, self.path, self.settings)
+        description = describe_model(self.answers, self.path, self.settings, self.inspection)
         return {
             "name": self.name,
             **description,

@@ -662,6 +662,8 @@ def test_a_description_has_the_results_of_inspect(tmp_path, batch):
     run.write_inspection({"checkpoint": "best.ckpt", "data": "test", "seed": 0, **record, "texts": []})
     (model,) = describe([Explorer(predictor, "first", path=path)])["models"]
     json.dumps(model, allow_nan=False)
+    without_run = Explorer(predictor, inspection=record).describe()
+    assert (without_run["heads"], without_run["parts"]) == (model["heads"], model["parts"])
     assert (model["name"], model["network"], model["task"]) == ("first", "Transformer", "seq2seq")
     assert model["example"] == "abca"
     assert model["load"] == f'load("{path}")'
