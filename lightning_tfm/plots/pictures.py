@@ -137,7 +137,7 @@ def draw_attention(attention: AttentionMap, title: str = "", columns: int | None
     style = style_for(title, *queries, *keys, columns=columns)
     size = style["xtick.labelsize"]
     left = 0.35 + max(text_width(query, size) for query in queries)
-    right = 0.7 if columns is None else 0.62  # of the panels, for the color bar
+    right = 0.7  # of the panels, for the color bar
     above = 0.3 if heads > 1 else 0.1  # of a panel
     if columns is None:
         cell = min(CELL, MAX_PANEL / max(S, T))

@@ -23,7 +23,7 @@ from lightning_tfm.commands.lines import CHUNK_SIZE, LineOutput, json_line, read
 from lightning_tfm.errors import UserError
 from lightning_tfm.fit.console import print_results
 from lightning_tfm.inference import BATCH_SIZE, Alternative, OutputStep, Predictor, Score
-from lightning_tfm.inference.attention_maps import AttentionMap
+from lightning_tfm.inference.attention_maps import AttentionMap, visible
 from lightning_tfm.inference.decoding import DecodingOptions
 from lightning_tfm.inference.loading import load
 from lightning_tfm.networks import GPT
@@ -513,3 +513,53 @@ def test_control_characters_are_escaped_in_terminal_only(is_terminal, monkeypatc
     exact, escaped = "a\x1b[2J\tb\x9b\nc\rd\x7f\ne é\n", "a\\x1b[2J\tb\\x9b\nc\\x0dd\\x7f\ne é\n"
     assert printed.out == (escaped if is_terminal else exact)
     assert printed.err == "lightning-tfm: line 2: no \\x1b]0;title\\x07\n"
+
+
+def texts_of(svg):
+    return re.findall(r"<text[^>]*>([^<]*)</text>", Path(svg).read_text())
+
+
+@pytest.mark.parametrize("layer", [False, True])
+def test_the_figure_of_attention_has_the_rows_of_the_output_or_of_the_target(layer, checkpoint, tmp_path, command):
+    """`generate` draws the output, and `score` the given target; each says which."""
+    predictor = load(checkpoint)
+    source = next(lines[0] for name, lines in SOURCES.items() if name in str(checkpoint))
+    target = source[::-1]
+    (prediction,) = predictor.predict([source])
+    map_ = next(each for each in predictor.attention(predictor.example(source, target)) if each.predicts)
+    options = ["--layer", map_.layer] if layer else []
+    for name, text, symbols, rows in (
+        ("generate", source, prediction.text, "output"),
+        ("score", f"{source}\t{target}", target, "target"),
+    ):
+        command(name, checkpoint, text, "--figure", f"{name}.svg", "--style", "paper", *options)
+        shown = texts_of(f"{name}.svg")
+        assert f"{rows} symbol" in shown
+        assert set(map(visible, predictor.tokenizer.split_target(symbols)[:1])) <= set(shown)
+        assert 'width="234pt"' in Path(f"{name}.svg").read_text()
+    command("generate", checkpoint, source, "--figure", "a.pdf", *options)
+    assert b"/FontFile2" in Path("a.pdf").read_bytes()
+
+
+def test_the_figure_of_attention_of_texts(tmp_path_factory, command):
+    classifier = trained_run("reviews_classifier", tmp_path_factory) / "checkpoints/best.ckpt"
+    command("generate", classifier, "ein guter Film", "--figure", "a.svg", "--style", "paper", "--columns", "2")
+    assert {"attended symbol", "symbol"} <= {*texts_of("a.svg")}
+    model = trained_run("text_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    command("score", model, "der Hund", "--figure", "b.svg")
+    assert {"attended symbol", "symbol"} <= {*texts_of("b.svg")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["abc", "e", "--figure", "a.pdf"], "--figure must be set for one TEXT, but there are 2; name one"),
+        (["--figure", "a.pdf"], "--figure must be set for one TEXT, but there are 0; name one"),
+        (["abc", "--figure", "a.txt"], "--figure must end in .pdf or .png or .svg, but is 'a.txt'; try a.pdf"),
+        (["abc", "--figure", "a.pdf", "--layer", "x"], "--layer must be one of layers.0.self_attention"),
+        (["abc", "--layer", "x"], "--layer must be set for --figure only, but is 'x'; add --figure FILE"),
+        (["abc", "--style", "paper"], "--style paper must be set for a figure only"),
+    ],
+)
+def test_invalid_figures_of_attention(arguments, message, speller, command):
+    assert message in command("generate", speller, *arguments, status=2).err

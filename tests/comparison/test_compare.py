@@ -19,7 +19,7 @@ from scipy import stats
 
 from lightning_tfm.commands.compare import compare as compare_command
 from lightning_tfm.comparison import compare, find_groups
-from lightning_tfm.comparison.figure import draw_comparisons
+from lightning_tfm.comparison.figure import draw_comparisons, draw_curves
 from lightning_tfm.comparison.paired_tests import TRIALS, compare_examples, randomization_test, sign_test
 from lightning_tfm.comparison.statistics import (
     LEVEL,
@@ -39,7 +39,9 @@ from lightning_tfm.comparison.statistics import (
 )
 from lightning_tfm.comparison.tables import sentences, tables
 from lightning_tfm.errors import UserError
+from lightning_tfm.plots.style import COLUMNS
 from lightning_tfm.runs.record import Run
+from lightning_tfm.system.tables import breakable_latex
 from support import records
 from support.records import START
 
@@ -630,10 +632,45 @@ def test_signatures_are_printed(format, runs, capsys):
         summary |= {"signatures": {"bleu": signature}, "higher_is_better": {"bleu": True, "exact_match": True}}
         (runs / name / "summary.json").write_text(json.dumps(summary))
     compare_command(["runs/a", "runs/b", "--metric", "bleu", "--format", format])
-    shown = f"BLEU|{signature}".replace("|", r"\textbar{}" if format == "latex" else "|")
+    shown = breakable_latex(f"BLEU|{signature}") if format == "latex" else f"BLEU|{signature}"
     assert capsys.readouterr().out.count(shown) == 1
     compare_command(["runs/a", "runs/b", "--metric", "exact_match", "--format", format])
     assert "tok:13a" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", [None, 1, 2])
+def test_learning_curves(columns, runs):
+    """Draw the mean, and the range, over the finite validations at the steps that all seeds of a group have."""
+    for number in range(6):
+        rows = [{"step": step, "val/exact_match": number + step, "val/loss": 1.0} for step in (9, 19, 29)]
+        rows[2]["val/exact_match"] = "nan" if number == 5 else 0.0
+        Run(runs / f"plain/version_{number}").write_rows(rows, ["step", "val/exact_match", "val/loss"])
+    figure = draw_curves([compared("$a_b$=runs/plain", "runs/warm")], columns)
+    axes, (line, empty) = figure.axes[0], figure.axes[0].lines
+    assert axes.get_ylabel() == "validation exact match"
+    assert line.get_xydata().tolist() == [[10, 11.5], [20, 21.5]]
+    assert not len(empty.get_xydata())
+    corners = axes.collections[0].get_paths()[0].vertices
+    assert {tuple(corner) for corner in corners} == {(10, 9), (10, 14), (20, 19), (20, 24)}
+    assert line.get_linestyle() != empty.get_linestyle()
+    assert columns is None or figure.get_figwidth() == COLUMNS[columns]
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["$a_b$", "warm"]
+    box = figure.get_tightbbox()
+    assert 0 <= box.x0 < box.x1 <= figure.get_figwidth()
+    assert box.y1 <= figure.get_figheight() + 1e-6
+
+
+@pytest.mark.parametrize(("metrics", "float"), [(["exact_match"], "table"), (["exact_match", "loss", "ser"], "table*")])
+def test_wide_tables_span_both_columns_in_latex(metrics, float, runs, capsys):
+    for seed in (1, 2):
+        write_run(runs / f"a/version_{seed}", seed, **dict.fromkeys(metrics, 0.5 + seed / 8))
+    options = [word for name in metrics for word in ("--metric", name)]
+    compare_command(["A_long_name=runs/a", *options, "--format", "latex"])
+    printed = capsys.readouterr().out
+    assert re.findall(r"\\(?:begin|end)\{(table\*?)\}", printed) == [float] * 2
+    assert r"\shortstack[r]{exact match\\(\%) $\uparrow$}" in printed
 
 
 @pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
@@ -648,7 +685,7 @@ def test_figure(suffix, runs, capsys):
     assert compare_command(["runs/plain", "runs/warm", "--figure", f"out.{suffix}", "--overwrite"]) == 0
 
 
-@pytest.mark.parametrize(("columns", "inches"), [(1, 3.3), (2, 6.9)])
+@pytest.mark.parametrize(("columns", "inches"), [(1, 3.25), (2, 6.75)])
 def test_figure_for_a_publication(columns, inches, several_metrics, capsys):
     """Check the width in points, that fonts are embedded as TrueType, and that no text leaves the figure."""
     metrics = ["--metric", "loss", "--metric", "exact_match"]
@@ -660,7 +697,9 @@ def test_figure_for_a_publication(columns, inches, several_metrics, capsys):
     assert b"/FontFile2" in pdf
     assert b"/Type3" not in pdf
     compare_command([*several_metrics, *metrics, *style, "out.svg"])
-    assert f'width="{72 * inches:g}pt"'.encode() in Path("out.svg").read_bytes()
+    svg = Path("out.svg").read_text()
+    assert f'width="{72 * inches:g}pt"' in svg
+    assert ">test/loss (lower is better)</text>" in svg, "text is not outlines"
     groups, notes = find_groups(several_metrics)
     figure = draw_comparisons([compare(groups, metric, notes) for metric in ("loss", "exact_match")], columns)
     figure.draw_without_rendering()
@@ -684,6 +723,9 @@ def test_figure_for_a_publication(columns, inches, several_metrics, capsys):
         (["runs", "--output", "runs"], "--output must be a new file, but 'runs' exists"),
         (["runs", "--output", "no/x"], "--output must lie in a folder that exists, but 'no' does not"),
         (["runs", "--columns", "2"], "--columns must be set for --style paper only, but is 2; add --style paper"),
+        (["runs", "--style", "paper"], "--style paper must be set for a figure only, but there is none; add --figure"),
+        (["runs", "--curves", "x.pdf"], "validated with a metric, but none has val/exact_match; leave it out"),
+        (["runs", "--curves", "x.gif"], "--curves must end in .pdf or .png or .svg, but is 'x.gif'; try x.pdf"),
         (["runs", "--metric", "exact_match", "--metric", "bleu"], "but none has 'bleu'; they have test/exact_match"),
         (["runs", "--figure", "x.gif"], "--figure must end in .pdf or .png or .svg, but is 'x.gif'"),
     ],

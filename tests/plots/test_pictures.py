@@ -10,11 +10,18 @@ import pytest
 import torch
 from matplotlib.colors import to_rgb
 from matplotlib.font_manager import FontEntry, fontManager
+from matplotlib.text import Text
 
 from lightning_tfm.callbacks.attention_logger import short_name
 from lightning_tfm.inference.attention_maps import AttentionMap
-from lightning_tfm.plots.pictures import draw_attention, draw_confusion, draw_positions, missing_glyphs_named
-from lightning_tfm.plots.style import PALETTE
+from lightning_tfm.plots.pictures import (
+    MAX_HEIGHT,
+    draw_attention,
+    draw_confusion,
+    draw_positions,
+    missing_glyphs_named,
+)
+from lightning_tfm.plots.style import COLUMNS, PALETTE
 
 
 @pytest.mark.parametrize("size", [3, 11, 40])
@@ -55,6 +62,28 @@ def test_heads_are_placed_so_that_labels_stay_legible(heads, rows, keys, columns
     boxes = [panel.get_tightbbox() for panel in panels]
     assert not any(box.overlaps(other) for box, other in itertools.combinations(boxes, 2))
     assert all(box.x0 >= 0 and box.y0 >= 0 for box in boxes)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize(("heads", "rows", "keys"), [(1, 5, 4), (1, 64, 64), (4, 11, 20), (8, 64, 30), (2, 5, 40)])
+def test_attention_in_a_publication(heads, rows, keys, columns):
+    """The figure has the width of the columns and fits on a page, and its letters have at least 7 points."""
+    symbols = ["a", " ", "Straßenbahnhaltestelle", *"bcdefgh"] * 7
+    weights = torch.ones(heads, rows, keys) / keys
+    attention = AttentionMap("a", weights, symbols[:rows], symbols[:keys], [(1, 2)], predicts="target")
+    figure = draw_attention(attention, "title", columns)
+    figure.draw_without_rendering()
+    assert figure.get_figwidth() == COLUMNS[columns]
+    assert figure.get_figheight() <= MAX_HEIGHT + 1.5
+    box = figure.get_tightbbox()
+    assert 0 <= box.x0 < box.x1 <= COLUMNS[columns]
+    assert 0 <= box.y0 < box.y1 <= figure.get_figheight()
+    texts = [text for text in figure.findobj(Text) if text.get_text()]
+    assert min(text.get_fontsize() for text in texts) >= 7
+    assert "target symbol" in {text.get_text() for text in texts}
+    assert figure.get_suptitle() == ""
+    panels = [panel.get_tightbbox() for panel in figure.axes[:-1]]
+    assert not any(panel.overlaps(other) for panel, other in itertools.combinations(panels, 2))
 
 
 def test_layers_have_short_names_in_file_names():
