@@ -27,6 +27,7 @@ from lightning_tfm.comparison.statistics import COVERAGE, student_reach
 from lightning_tfm.config.experiments import Claim, list_experiments
 from lightning_tfm.fit import cli
 from lightning_tfm.runs import record
+from lightning_tfm.runs.attention_history import AttentionHistory, ExampleHistory, LayerHistory
 from lightning_tfm.system.terminal import format_value
 from lightning_tfm.system.versions import Git, Hardware
 
@@ -278,7 +279,8 @@ def architecture() -> str:
 def run_records() -> str:
     """Return the tables of the keys of a run's JSON files, with their types, and an example of each."""
     parts = []
-    for kind in (record.Summary, record.Start, Git, Hardware, record.Prediction):
+    histories = AttentionHistory, ExampleHistory, LayerHistory
+    for kind in (record.Summary, record.Start, Git, Hardware, record.Prediction, *histories):
         head, _, attributes = (inspect.getdoc(kind) or "").partition("Attributes:\n")
         meanings = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", attributes, re.MULTILINE)
         rows = [

@@ -11,8 +11,8 @@ const HEAD_WEIGHTS = { shades: 32, strongest: 1 };
 /** Smallest, preferred and largest distance of the cells of a map, and its largest height, unless that is too small. */
 const [MIN_SIZE, GOOD_SIZE, MAX_SIZE, MAX_HEIGHT] = [4, 8, 24, 600];
 
-/** Distance of cells from which rows and columns have labels. */
-const LABELED_SIZE = 7.5;
+/** Distance of cells from which rows and columns have labels, and size of the smallest font that is not turned. */
+const [LABELED_SIZE, MIN_LABEL] = [7.5, 6.5];
 
 /** Gap between maps, and between two layers side by side, from a width on. */
 const [GAP, LAYER_GAP, WIDE] = [28, 56, 1400];
@@ -109,8 +109,8 @@ function attentionView(root, runs, name) {
   function drawHead(layer, head, weights, limit, { left, size }) {
     const isLabeled = size >= LABELED_SIZE;
     const labels = layer.keys.map((symbol) => clipped(symbol, 8));
-    const font = Math.min(12, size / LETTER);
-    const isTurned = labels.some((label) => label.length * LETTER * font > size + 1);
+    const fontOf = (label) => Math.min(12, size / (LETTER * label.length)); // so that EOS fits
+    const isTurned = labels.some((label) => fontOf(label) < MIN_LABEL);
     const turnedFont = Math.min(12, size + 2);
     const top = !isLabeled ? 4 : isTurned ? LETTER * turnedFont * Math.max(...labels.map((label) => label.length)) + 8 : 18;
     const gold = new Set(layer.gold.map(String));
@@ -125,7 +125,7 @@ function attentionView(root, runs, name) {
         live.show(html("b", {}, `${layer.layer}, head ${head}: `), html("b", { class: "mono" }, visible(layer.queries[cell.t])),
           " attends to ", html("b", { class: "mono" }, visible(layer.keys[cell.s])), ` ${number(weights[cell.t][cell.s])}`,
           html("span", { class: "muted" }, ` (row ${cell.t + 1}, column ${cell.s + 1})`));
-      } }, isLabeled ? labels.map((label, s) => columnLabel(label, left + (s + 0.5) * size, top - 5, isTurned ? turnedFont : font, isTurned)) : null);
+      } }, isLabeled ? labels.map((label, s) => columnLabel(label, left + (s + 0.5) * size, top - 5, isTurned ? turnedFont : fontOf(label), isTurned)) : null);
     const { width, height } = drawing.viewBox.baseVal;
     drawing.setAttribute("width", width);
     drawing.setAttribute("height", height);

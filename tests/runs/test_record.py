@@ -26,12 +26,15 @@ def test_each_file_is_read_as_it_was_written(tmp_path):
     prediction = PREDICTION | {"source": "a\u0085b", "nll": math.nan, "alignment": [[0, 0]]}
     run.write_predictions([prediction])
     run.write_examples([{"text": "a"}])
+    history = {"steps": [10], "examples": [{"title": "a", "layers": []}]}
+    run.write_attention_history(history)
     run.write_rows([{"step": "0", "loss": "1.5"}, {"step": "9"}], ["loss", "step"])
     assert run.summary == Summary(**SUMMARY)
     assert run.starts == [START | {"time": datetime.fromisoformat(START["time"])}]
     assert json.loads((tmp_path / Run.PROVENANCE).read_text()) == [START]
     assert json.dumps(run.predictions) == json.dumps([prediction])  # NaN differs from itself
     assert run.examples == [{"text": "a"}]
+    assert run.attention_history == history
     assert run.metrics() == [{"step": 0, "loss": 1.5}, {"step": 9}]
 
 
@@ -58,7 +61,7 @@ def test_the_documentation_names_every_file(reference):
 
 
 NAMES = (
-    r"config\.yaml|summary\.json|provenance\.json|metrics\.csv|predictions\.jsonl|examples\.json|(best|last)\.ckpt|"
+    r"config\.yaml|summary\.json|provenance\.json|metrics\.csv|predictions\.jsonl|(examples|history)\.json|(best|last)\.ckpt|"
     r"inspect\.json|tables\.tex|step_\{.*|\.lock|uncommitted_\S*|(example_)?\{\S*\.png"
 )
 
@@ -83,6 +86,7 @@ def test_a_new_folder_holds_nothing(tmp_path):
     assert (run.best(), run.checkpoint(Run.BEST, Run.LAST), run.state) == (None, None, "interrupted")
     assert run.is_empty
     assert run.inspection is None
+    assert run.attention_history is None
     with pytest.raises(UserError, match="must have finished"):
         run.summary  # noqa: B018
 
@@ -115,6 +119,7 @@ def test_the_headline_is_the_first_metric_by_priority(metrics, headline):
         (Run.PREDICTIONS, json.dumps(PREDICTION) + "\n{}\n", "1.source: .*required"),
         (Run.PREDICTIONS, json.dumps({**PREDICTION, "source": 1}) + "\n", "0.source: .*string"),
         ("attention/examples.json", "3", "array"),
+        ("attention/history.json", {"steps": [0]}, "examples: .*required"),
         (Run.PREDICTIONS, b"\xff\n", "Invalid JSON"),
     ],
 )
@@ -128,6 +133,7 @@ def test_a_damaged_file_is_refused_by_name(name, content, problem, tmp_path):
         Run.PROVENANCE: lambda run: run.starts,
         Run.PREDICTIONS: lambda run: run.predictions,
         "attention/examples.json": lambda run: run.examples,
+        "attention/history.json": lambda run: run.attention_history,
     }[name]
     with pytest.raises(DamagedError, match=rf"{re.escape(name)}' .* is damaged: .*{problem}"):
         read(Run(tmp_path))

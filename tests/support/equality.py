@@ -6,6 +6,7 @@ import json
 import torch
 
 from lightning_tfm.checkpoint import read
+from lightning_tfm.runs.record import Run
 from support.experiments import folder
 
 
@@ -39,7 +40,7 @@ def assert_same_run(cwd, reference, model, rows_lost=0, best=True, same_processe
 
 
 def assert_same_files(actual, expected, rows_lost=0, best=True, same_processes=True):
-    """Assert that the folders of two runs have bitwise equal checkpoints, logged metrics and test metrics.
+    """Assert that the folders of two runs have bitwise equal checkpoints, metrics, histories of attention and results.
 
     Args:
         actual: the folder of a run.
@@ -64,5 +65,7 @@ def assert_same_files(actual, expected, rows_lost=0, best=True, same_processes=T
     missing = [row for row in trained[1] if row not in trained[0]]
     assert len(missing) <= rows_lost
     assert trained[0] == [row for row in trained[1] if row not in missing]
+    if not missing:
+        equal(*(Run(path).attention_history for path in (actual, expected)), "attention")
     tests = [json.loads((path / "summary.json").read_text())["test"] for path in (actual, expected)]
     assert tests[0] == tests[1]
