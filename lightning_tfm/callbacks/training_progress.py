@@ -50,8 +50,9 @@ class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         total = trainer.max_steps if trainer.max_steps > 0 else None
-        self.steps = progress_bar("step", self.is_enabled, total=total, initial=trainer.global_step, file=sys.stdout)
-        self.steps.step_time = StepTime()
+        self.steps = progress_bar(
+            "step", self.is_enabled, StepTime(), total=total, initial=trainer.global_step, file=sys.stdout
+        )
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

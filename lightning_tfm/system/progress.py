@@ -36,10 +36,16 @@ class StepTime:
 
 
 class Bar(tqdm):  # type: ignore[type-arg]  # generic in its stub only
-    """Progress bar that fills the rest of the line, and shows the time that is left once it is known."""
+    """Progress bar that fills the rest of the line, and shows the time that is left once it is known.
 
-    step_time: StepTime | None = None
-    """The time of a step; None for the exponential mean of tqdm."""
+    Args:
+        step_time: the time of a step, which the caller updates; None for the exponential mean of tqdm.
+        settings: arguments of tqdm.
+    """
+
+    def __init__(self, *, step_time: StepTime | None = None, **settings: Any) -> None:
+        self.step_time = step_time  # before tqdm draws the bar
+        super().__init__(**settings)
 
     @property
     def format_dict(self) -> dict[str, Any]:
@@ -51,14 +57,19 @@ class Bar(tqdm):  # type: ignore[type-arg]  # generic in its stub only
         return {**values, "left": left}
 
 
-def progress_bar(description: str, is_shown: bool | None = None, **settings: Any) -> Bar:
+def progress_bar(
+    description: str, is_shown: bool | None = None, step_time: StepTime | None = None, **settings: Any
+) -> Bar:
     """Return a progress bar, by default on standard error.
 
     Args:
         description: the action or the counted unit.
         is_shown: whether to show the progress bar; None for in a terminal only.
+        step_time: see `Bar`.
         settings: further arguments of tqdm.
     """
     layout = "{desc} {n_fmt}/{total_fmt} |{bar}|{left}{postfix}"
     disable = None if is_shown is None else not is_shown
-    return Bar(desc=description, disable=disable, bar_format=layout, dynamic_ncols=True, **settings)
+    return Bar(
+        step_time=step_time, desc=description, disable=disable, bar_format=layout, dynamic_ncols=True, **settings
+    )
