@@ -3,7 +3,8 @@
     python experiments/dashboard.py --entity TEAM --project lightning_tfm
 
 Saves both in W&B, which asks for an account, and prints their addresses. Requires
-`pip install 'lightning_tfm[dashboard]'`.
+`pip install 'lightning_tfm[dashboard]'`, and runs with `--trainer.logger.log_examples true`, which upload the shown
+predictions and pictures.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from wandb_workspaces import expr
 
 TASKS = ("copy", "toy_translation", "date")
 MODELS = ("transformer", "gpt", "attention_lstm")
-STEP, SAMPLES = "trainer/global_step", "samples"
+STEP = "Step"
 
 
 def workspace(entity: str, project: str) -> ws.Workspace:
@@ -29,11 +30,11 @@ def workspace(entity: str, project: str) -> ws.Workspace:
         project: the project in W&B.
     """
     learning = [
-        wr.LinePlot(title="exact match", x=SAMPLES, y=["val/exact_match"], range_y=(0, 1)),
+        wr.LinePlot(title="exact match", x=STEP, y=["val/exact_match"], range_y=(0, 1)),
         wr.LinePlot(title="loss", x=STEP, y=["train/loss", "val/loss"], log_y=True),
-        wr.LinePlot(title="learning rate", x=STEP, y=["train/learning_rate"]),
-        wr.LinePlot(title="gradient norm", x=STEP, y=["train/gradient_norm"], log_y=True),
-        wr.LinePlot(title="tokens a second", x=STEP, y=["tokens_per_second"]),
+        wr.LinePlot(title="learning rate", x=STEP, y=["trainer/learning_rate"]),
+        wr.LinePlot(title="gradient norm", x=STEP, y=["trainer/gradient_norm"], log_y=True),
+        wr.LinePlot(title="tokens a second", x=STEP, y=["trainer/tokens_per_second"]),
     ]
     attention = [
         wr.LinePlot(title=score, x=STEP, metric_regex=rf"val/alignment/.*/{score}")
@@ -66,8 +67,8 @@ def report(entity: str, project: str) -> wr.Report:
         names = [f"{task}_{model}" for model in MODELS]
         runs = [wr.Runset(entity, project, name, filters=[expr.Metric("Group") == name]) for name in names]
         panels = [
-            wr.LinePlot(title="exact match", x=SAMPLES, y=["val/exact_match"], range_y=(0, 1)),
-            wr.LinePlot(title="validation loss", x=SAMPLES, y=["val/loss"], log_y=True),
+            wr.LinePlot(title="exact match", x=STEP, y=["val/exact_match"], range_y=(0, 1)),
+            wr.LinePlot(title="validation loss", x=STEP, y=["val/loss"], log_y=True),
             wr.BarPlot(title="test", metrics=["test/exact_match"]),
         ]
         blocks += [wr.H1(task.replace("_", " ")), wr.PanelGrid(runsets=runs, panels=panels)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,19 +14,24 @@ from threading import Thread
 from typing import Any, TypeVar, cast
 
 import lightning.pytorch.loggers
+import numpy as np
 from lightning import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_tfm.checkpoint.shards import shard_folders
+from lightning_tfm.config.settings import settings_of_weights
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.runs.record import Run
+from lightning_tfm.runs.metrics_writer import without_epoch
+from lightning_tfm.runs.record import FINAL, HEADLINES, Run, is_per_category
 from lightning_tfm.system.files import delete_folder, relative
 from lightning_tfm.system.private import (
+    add_hparams,
     hide_later_steps,
     is_offline,
     logger_version,
     set_version,
+    set_writer,
     wandb_arguments,
     without_wandb_launch,
     writer_of,
@@ -71,17 +76,24 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
     The run is online if the user is logged in and the server responds, otherwise offline; WANDB_MODE may be offline or
     disabled. If W&B fails, a warning is printed, and W&B is disabled for the rest of the run.
 
+    The step in W&B is that of the training. Metrics of the evaluation after training, of which there is one value each,
+    are in the summary of the run.
+
     Args:
-        log_best: whether to log the best checkpoint as an artifact.
+        log_best: whether to log the best checkpoint, which contains the vocabulary, as an artifact.
+        log_examples: whether to log what contains texts of the data: tables of predictions, pictures and the output of
+            the command.
         settings: further arguments of Lightning's WandbLogger, except `log_model`.
     """
 
-    def __init__(self, log_best: bool = False, **settings: Any) -> None:
+    def __init__(self, log_best: bool = False, log_examples: bool = False, **settings: Any) -> None:
         if settings.get("log_model"):
             raise UserError("log_model must be false, but is true; log_best keeps the best checkpoint")
         super().__init__(**settings)
-        self.log_best = log_best
+        self.log_best, self.log_examples = log_best, log_examples
+        self.prefix = f"{settings['prefix']}{self.LOGGER_JOIN_CHAR}" if settings.get("prefix") else ""
         self.failed = False
+        self.unreachable: str | None = None  # the address of a server that does not respond
         self.arguments = wandb_arguments(self)
         self.arguments.pop("anonymous")  # W&B warns about this argument, even if it is None
         self.arguments["mode"] = "offline"  # until `_start`
@@ -102,8 +114,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             if mode == "online":
                 _check_folder_settings()
                 is_reachable = _result(_in_background(partial(_is_reachable, settings.base_url)), REACH_TIMEOUT)
-                if not is_reachable:
-                    rank_zero_print(f"W&B cannot be reached at {settings.base_url}, so the run is offline")
+                self.unreachable = None if is_reachable else settings.base_url
                 if not (is_reachable and wandb.login(prompt=False, verify=False)):
                     mode = "offline"
             return mode
@@ -132,27 +143,39 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
                     finish_timeout=60.0,  # of the upload, after which the remaining data stay in the folder
                     # the seconds that a killed process loses at most, by default 15
                     x_transaction_log_flush_interval=1.0,
-                    silent=mode != "online",  # `console.print_upload_command` shows how to upload the run
+                    silent=mode != "online",  # `console.print_state_of_wandb` shows how to upload the run
                     disable_git=True,  # it runs programs that the repository names, and uploads uncommitted changes
-                    console="off" if sys.stdout.isatty() else "auto",  # the log would contain progress bars
+                    # the output contains predictions, and in a terminal progress bars
+                    console="auto" if self.log_examples and not sys.stdout.isatty() else "off",
                 )
                 self.arguments |= {"mode": mode, "settings": settings}
                 with without_wandb_launch():
-                    super().experiment  # noqa: B018
+                    set_writer(self, wandb.init(**self.arguments))
                 return
             except Exception as error:
                 rank_zero_print(f"W&B failed to start: {error}")
 
-    def describe(self, name: str, tags: list[str], commit: str) -> None:
-        """Set the name and the tags of the run unless the user has set them, and log the commit."""
+    def describe(self, name: str, tags: list[str], commit: str, settings: dict[str, Any]) -> None:
+        """Set the name and the tags of the run unless the user has set them, and log the commit and the settings.
+
+        Note:
+            `wandb leet` shows no settings that are logged after the start of the run.
+        """
         self.arguments["name"] = self.arguments.get("name") or name
         self.arguments["tags"] = self.arguments.get("tags") or tags
-        self.arguments["config"] = {"git_commit": commit} | (self.arguments.get("config") or {})
+        self.arguments["config"] = {"git_commit": commit} | settings | (self.arguments.get("config") or {})
 
     @_guarded
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        super().log_metrics(_without_epoch(metrics), step)
+        metrics = without_epoch(metrics)
+        values = [name for name, value in metrics.items() if isinstance(value, int | float)]  # others are pictures
+        if final := [name for name in values if name.startswith(FINAL)]:
+            self.experiment.summary.update({f"{self.prefix}{name}": metrics.pop(name) for name in final})
+        if not metrics:
+            return
+        if step is None or step >= self.experiment.starting_step:  # a resumed run repeats steps that the server has
+            self.experiment.log({f"{self.prefix}{name}": value for name, value in metrics.items()}, step)
 
     log_hyperparams = _guarded(lightning.pytorch.loggers.WandbLogger.log_hyperparams)
     log_table = _guarded(lightning.pytorch.loggers.WandbLogger.log_table)
@@ -161,14 +184,13 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
     @_guarded
     @rank_zero_only
     def log_missing(self, rows: Sequence[dict[str, float]]) -> None:
-        """Log the rows of `metrics.csv` that a killed process did not upload, from the last step on the server on.
+        """Log the rows of `metrics.csv` that a killed process did not upload, after the last step on the server.
 
         Note:
-            The last step is logged again, since its validation may be missing. An offline run does not know it.
+            An offline run does not know this step.
         """
-        last = self.experiment.summary.get("trainer/global_step", math.inf)
-        for row in rows:
-            if row["step"] >= last:
+        if self.experiment.starting_step:
+            for row in rows:
                 self.log_metrics(row, int(row.pop("step")))
 
     @_guarded
@@ -253,9 +275,9 @@ def _is_reachable(address: str) -> bool:
         return False
 
 
-def media_loggers(trainer: Trainer) -> list[Any]:
-    """Return the loggers of a trainer that support tables and images."""
-    return [logger for logger in trainer.loggers if hasattr(logger, "log_table") and hasattr(logger, "log_image")]
+def example_loggers(trainer: Trainer) -> list[Any]:
+    """Return the loggers of a trainer that log tables and images of examples, if the user wants it."""
+    return [logger for logger in trainer.loggers if getattr(logger, "log_examples", False)]
 
 
 def wandb_loggers(trainer: Trainer) -> list[WandbLogger]:
@@ -263,11 +285,11 @@ def wandb_loggers(trainer: Trainer) -> list[WandbLogger]:
     return [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
 
 
-def describe_run(loggers: Sequence[Logger], tags: list[str], commit: str | None) -> None:
-    """Set the name, such as `copy_gpt/version_0`, the tags and the commit of a run in W&B and TensorBoard."""
+def describe_run(loggers: Sequence[Logger], tags: list[str], commit: str | None, settings: dict[str, Any]) -> None:
+    """Set the name, such as `copy_gpt/version_0`, the tags, the commit and the settings in W&B and TensorBoard."""
     for logger in loggers[1:]:
         if isinstance(logger, WandbLogger | TensorBoardLogger):
-            logger.describe(run_name(loggers[0]), tags, commit or "unknown")
+            logger.describe(run_name(loggers[0]), tags, commit or "unknown", settings)
 
 
 def resume_loggers(loggers: Sequence[Logger], step: int) -> None:
@@ -298,8 +320,15 @@ def run_folder(trainer: Trainer) -> Path | None:
     return Path(trainer.strategy.broadcast(str(folder)))
 
 
+TAGS = {"train/loss": "loss/train", "val/loss": "loss/val"}
+"""Tags of metrics whose tag is not their name; TensorBoard sorts groups of tags by name."""
+
+
 class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
     """Lightning's TensorBoardLogger, which writes to `runs/tensorboard` by default. Requires the package tensorboard.
+
+    The training and the validation loss are `loss/train` and `loss/val`, so that they come first, side by side.
+    HPARAMS shows the settings that change the weights and the main metric of the last validation and of the test.
 
     Args:
         save_dir: the parent folder of `name`.
@@ -307,19 +336,22 @@ class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
         settings: further arguments of Lightning's TensorBoardLogger.
     """
 
+    log_examples = True  # the files remain on this machine
+
     def __init__(self, save_dir: str = "runs", name: str = "tensorboard", **settings: Any) -> None:
         try:
             super().__init__(save_dir, name, default_hp_metric=False, **settings)
         except ModuleNotFoundError:
             raise UserError("TensorBoardLogger needs the package tensorboard; pip install tensorboard") from None
         self._is_new = False
+        self._has_settings = False  # in HPARAMS
 
-    def describe(self, name: str, tags: list[str], commit: str) -> None:
+    def describe(self, name: str, tags: list[str], commit: str, settings: dict[str, Any]) -> None:
         """Set the name of the run unless the user has set it, and log the tags and the commit with the settings."""
         if logger_version(self) is None:
             set_version(self, name.replace("/", "_"))
         self._is_new = not Path(self.log_dir).exists()
-        cast(dict[str, Any], self.hparams).update(tags=", ".join(tags), git_commit=commit)
+        cast(dict[str, Any], self.hparams).update(settings, tags=", ".join(tags), git_commit=commit)
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
@@ -331,15 +363,41 @@ class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        super().log_metrics(_without_epoch(metrics), step)
+        self._log_settings(metrics)
+        curves = {name: value for name, value in without_epoch(metrics).items() if not is_per_category(name)}
+        super().log_metrics({TAGS.get(name, name): value for name, value in curves.items()}, step)
+
+    def _log_settings(self, metrics: Mapping[str, float]) -> None:
+        """Log the settings to HPARAMS with the first validation, which shows what the main metric is."""
+        headline = next((name for name in HEADLINES if name in metrics), None)
+        if headline is None or self._has_settings:
+            return
+        self._has_settings = True
+        settings = settings_of_weights(cast(dict[str, Any], self.hparams))
+        values = {name: value if type(value) in (int, float) else str(value) for name, value in settings.items()}
+        add_hparams(self, values, [TAGS.get(headline, headline), headline.replace("val/", "test/", 1)])
+
+    @rank_zero_only
+    def log_table(
+        self, key: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
+    ) -> None:
+        """Log a table as a text in Markdown."""
+        rows = [columns, ["---"] * len(columns), *data]
+        cells = [[" ".join(str(cell).split()).replace("|", r"\|") for cell in row] for row in rows]
+        self.experiment.add_text(key, "\n".join(f"| {' | '.join(row)} |" for row in cells), step)
+
+    @rank_zero_only
+    def log_image(self, key: str, images: Sequence[Any], step: int | None = None, caption: Sequence[str] = ()) -> None:
+        """Log images, or files of them, each under its caption."""
+        from PIL import Image
+
+        for image, name in itertools.zip_longest(images, caption):
+            picture = Image.open(image).convert("RGB") if isinstance(image, str) else image
+            tag = f"{key}/{name}" if name else key
+            self.experiment.add_image(tag, np.asarray(picture), step, dataformats="HWC")
 
     def discard(self) -> None:
         """Delete the folder of the run if this logger has created it."""
         if self._is_new:
             self.experiment.close()
             delete_folder(Path(self.log_dir))
-
-
-def _without_epoch(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics without the epoch: to Lightning, a run is a single epoch, see ResumableDataLoader."""
-    return {name: value for name, value in metrics.items() if name != "epoch"}

@@ -22,7 +22,7 @@ from lightning_tfm.errors import DamagedError
 from lightning_tfm.inference import AttentionExample, Prediction, short_title, worst_first
 from lightning_tfm.inference.attention_maps import MAX_POSITIONS, AttentionMap
 from lightning_tfm.layers import Positions
-from lightning_tfm.loggers import media_loggers, run_folder
+from lightning_tfm.loggers import example_loggers, run_folder
 from lightning_tfm.runs.attention_history import AttentionHistory, ExampleHistory, extended
 from lightning_tfm.runs.record import Run
 from lightning_tfm.tasks.base import TaskModule
@@ -79,7 +79,7 @@ class AttentionLogger(Callback):
 
         with missing_glyphs_named():
             pictures = self._draw(trainer, module, examples, Run(folder))
-        for logger in media_loggers(trainer) if pictures else ():  # a network may have no attention and no positions
+        for logger in example_loggers(trainer) if pictures else ():  # a network may have no attention and no positions
             captions = [path.stem for path in pictures]
             logger.log_image(
                 f"{evaluated_prefix(trainer)}/attention", on_one_canvas(pictures), trainer.global_step, caption=captions

@@ -161,7 +161,7 @@ class Checkpoints(Checkpoint):
             if isinstance(callback, EarlyStopping | ModelCheckpoint):
                 name, setting = callback.monitor or "step", f"{{}} of {type(callback).__name__} in trainer.callbacks"
                 # The metrics of the training are not known before the first step; Lightning adds step and epoch.
-                if not name.startswith("train/") and name not in ("step", "epoch"):
+                if not name.startswith(("train/", "trainer/")) and name not in ("step", "epoch"):
                     _check_monitor(trainer, setting, name, callback.mode, directions.get(name))
         if trainer.sanity_checking or trainer.fast_dev_run:  # before the first step
             return

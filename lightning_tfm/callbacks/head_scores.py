@@ -16,7 +16,7 @@ from lightning_tfm.tasks.base import TaskModule
 class HeadScores(Callback):
     """Callback that logs the scores of each attention head at each validation, see `head_scores`.
 
-    For example, `heads/layers.1.self_attention/head_2/induction` shows when an induction head appears.
+    For example, `val/heads/layers.1.self_attention/head_2/induction` shows when an induction head appears.
 
     Args:
         num_examples: the number of validation examples for which the scores are computed, the first ones.

@@ -13,7 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_tfm.callbacks.summary import evaluated_prefix, evaluated_splits
 from lightning_tfm.data import Batch
 from lightning_tfm.distributed.parallel import data_group
-from lightning_tfm.loggers import media_loggers, run_folder
+from lightning_tfm.loggers import example_loggers, run_folder
 from lightning_tfm.runs.record import PER_CATEGORY, Prediction, Run
 from lightning_tfm.tasks.base import TaskModule
 from lightning_tfm.tasks.metrics import all_gather_list
@@ -57,7 +57,7 @@ class Predictions(Callback):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         is_training = trainer.state.fn == TrainerFn.FITTING
-        if trainer.sanity_checking or (is_training and not media_loggers(trainer)):
+        if trainer.sanity_checking or (is_training and not example_loggers(trainer)):
             return
         splits = list(evaluated_splits(trainer))
         self.lines = all_gather_list(self.lines, data_group(trainer.strategy))
@@ -79,7 +79,7 @@ class Predictions(Callback):
     def _log_table(self, trainer: Trainer) -> None:
         columns = ["source", "target", "prediction", "correct"]
         rows = [list(itemgetter(*columns)(line)) for *_, line in self.lines]
-        for logger in media_loggers(trainer) if rows else ():
+        for logger in example_loggers(trainer) if rows else ():
             step = max(0, trainer.global_step - 1)  # the step at which Lightning logs this validation
             logger.log_table("val/predictions", columns, rows, step=step)
 
@@ -111,5 +111,5 @@ class Predictions(Callback):
             path = folder / Run.PICTURE.format(name)
             with missing_glyphs_named():
                 save_figure(figure, path, dpi=100)
-            for logger in media_loggers(trainer):
+            for logger in example_loggers(trainer):
                 logger.log_image(f"{evaluated_prefix(trainer)}/{name}", [str(path)], trainer.global_step)

@@ -18,14 +18,12 @@ from lightning_tfm.networks import Network
 class Telemetry(Callback):
     """Callback that logs throughput and memory every `trainer.log_every_n_steps` steps.
 
-    - `samples`: number of training examples since the run started, over all processes and resumptions; also logged at
-      each validation.
-    - `tokens_per_second`: throughput over all processes since it was last logged, excluding validation. Counts target
-      tokens or, in classification, input tokens.
-    - `gpu_memory_gib`, on a GPU: the peak memory of this process, in GiB.
-    - `mfu`, on a GPU: model FLOP utilization (Chowdhery et al. 2022), the FLOP/s of the matrix products relative to the
-      peak FLOP/s of the device. torch counts the FLOPs in the first batch. Not logged for recurrent networks, whose
-      kernels torch does not count.
+    - `trainer/tokens_per_second`: throughput over all processes since it was last logged, excluding validation. Counts
+      target tokens or, in classification, input tokens.
+    - `trainer/gpu_memory_gib`, on a GPU: the peak memory of this process, in GiB.
+    - `trainer/mfu`, on a GPU: model FLOP utilization (Chowdhery et al. 2022), the FLOP/s of the matrix products
+      relative to the peak FLOP/s of the device. torch counts the FLOPs in the first batch. Not logged for recurrent
+      networks, whose kernels torch does not count.
     """
 
     def __init__(self) -> None:
@@ -45,10 +43,6 @@ class Telemetry(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.validation_started = time.perf_counter()
-
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            pl_module.log("samples", float(trainer.train_dataloader.samples), sync_dist=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.started += time.perf_counter() - self.validation_started
@@ -75,12 +69,12 @@ class Telemetry(Callback):
         group = data_group(trainer.strategy)
         tokens = int(trainer.strategy.reduce(self.tokens, group, reduce_op="sum"))  # synchronizes with the device
         speed = tokens / (time.perf_counter() - self.started)
-        values = {"samples": float(trainer.train_dataloader.samples), "tokens_per_second": speed}
+        values = {"trainer/tokens_per_second": speed}
         if pl_module.device.type == "cuda":
-            values["gpu_memory_gib"] = torch.cuda.max_memory_allocated(pl_module.device) / 2**30
+            values["trainer/gpu_memory_gib"] = torch.cuda.max_memory_allocated(pl_module.device) / 2**30
         if self.peak:
             assert self.flops_per_token is not None
-            values["mfu"] = speed * self.flops_per_token / self.peak / trainer.world_size
+            values["trainer/mfu"] = speed * self.flops_per_token / self.peak / trainer.world_size
         pl_module.log_dict(values)
         self._begin(trainer.global_step)
 

@@ -51,7 +51,7 @@ from lightning_tfm.errors import (
     shell_quote,
 )
 from lightning_tfm.fit.arguments import with_options, with_underscores
-from lightning_tfm.fit.console import print_next_commands, print_results, print_upload_command
+from lightning_tfm.fit.console import print_next_commands, print_results, print_state_of_wandb
 from lightning_tfm.fit.resuming import (
     Resumption,
     changed_settings,
@@ -478,7 +478,8 @@ class TfmCLI(LightningCLI):
         if self.command != "fit":
             check_empty(self.run)
         parts = (self.model, self.model.network, self.datamodule)
-        describe_run(self.trainer.loggers, [type(part).__name__ for part in parts], head_commit(Path.cwd()))
+        tags = [type(part).__name__ for part in parts]
+        describe_run(self.trainer.loggers, tags, head_commit(Path.cwd()), self.settings())
         return True
 
     def after_validate(self) -> None:
@@ -494,7 +495,7 @@ class TfmCLI(LightningCLI):
             print(f"{name}: {signature}")
         if folder is not None:
             print(f"\nThe results are saved in {escape_controls(relative(folder))}.")
-        print_upload_command(self.trainer)
+        print_state_of_wandb(self.trainer)
 
     after_test = after_validate
 

@@ -57,14 +57,23 @@ def print_next_commands(trainer: Trainer, checkpoint: str, trust_packages: str) 
     named = shell_quote(folder if is_run else checkpoint)
     for command in [["generate", named, example], *([["report", named]] if is_run else [])]:
         print(format_command([_executable("lightning-tfm"), *command, *trusting], sys.stdout))
-    print_upload_command(trainer)
+    print_state_of_wandb(trainer)
 
 
-def print_upload_command(trainer: Trainer) -> None:
-    """Print the command that uploads an offline W&B run."""
+def print_state_of_wandb(trainer: Trainer) -> None:
+    """Print, dimmed, whether W&B logs examples, and the command that uploads an offline run."""
+    console = LiteralConsole(soft_wrap=True, style="dim")
     for logger in wandb_loggers(trainer):
-        if pattern := logger.offline_pattern:
-            print(format_command([_executable("wandb"), "sync", pattern], sys.stdout))
+        pattern = logger.offline_pattern
+        if pattern is None and (logger.log_examples or logger.run_id is None):
+            continue
+        state = "W&B" if pattern is None else "W&B, offline"
+        if logger.unreachable is not None:
+            state += f" since {logger.unreachable} cannot be reached"
+        examples = "" if logger.log_examples else " without examples (--trainer.logger.log_examples true logs them)"
+        console.print(f"\n{state}: the run is logged{examples}{'' if pattern is None else '; to upload it:'}")
+        if pattern is not None:
+            console.print(format_command([_executable("wandb"), "sync", pattern], sys.stdout))
 
 
 def _predictions_of_first_split(trainer: Trainer) -> list[Prediction]:

@@ -19,7 +19,7 @@ from lightning_tfm.inference.attention_maps import MAX_POSITIONS, AttentionMap
 from lightning_tfm.inference.decoding import DecodingOptions
 from lightning_tfm.inference.loading import load
 from lightning_tfm.runs.inspection import Inspection
-from lightning_tfm.runs.record import Prediction, Run, is_per_category
+from lightning_tfm.runs.record import FINAL, Prediction, Run, is_per_category
 from lightning_tfm.system.files import relative
 from lightning_tfm.system.terminal import format_duration
 
@@ -193,7 +193,7 @@ def _curves(run: Run, number: int) -> tuple[dict[str, list[tuple[int, float]]], 
         rank_zero_print(f"skipping {damaged} damaged rows of {relative(run.folder / Run.METRICS)}")
     for row in rows:
         for name, value in row.items():
-            if not value or name in ("step", "epoch") or name.startswith(("test/", "val/final/")):
+            if not value or name == "step" or name.startswith(FINAL):
                 continue
             if math.isfinite(float(value)):
                 curves[name].append((int(row["step"]) + 1, float(value)))  # Lightning counts from 0

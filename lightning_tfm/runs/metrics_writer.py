@@ -21,7 +21,8 @@ from lightning_tfm.system.private import writer_of
 class MetricsWriter(ExperimentWriter):
     """Lightning's writer of `metrics.csv` and `hparams.yaml`, except that no file is ever truncated.
 
-    Rows are appended to `metrics.csv`. A file with other columns or fewer rows is written anew, and replaces it.
+    Rows are appended to `metrics.csv`, without the epoch. A file with other columns or fewer rows is written anew, and
+    replaces it.
     """
 
     def _check_log_dir_exists(self) -> None:
@@ -31,6 +32,9 @@ class MetricsWriter(ExperimentWriter):
     def run(self) -> Run:
         """Return the run."""
         return Run(Path(self.log_dir))
+
+    def log_metrics(self, metrics_dict: dict[str, Any], step: int | None = None) -> None:
+        super().log_metrics(without_epoch(metrics_dict), step)
 
     def log_hparams(self, params: dict[str, Any]) -> None:
         self.hparams.update(params)
@@ -71,6 +75,11 @@ class MetricsWriter(ExperimentWriter):
     def _replace(self, rows: Sequence[Mapping[str, Any]], columns: list[str]) -> None:
         self.run.write_rows(rows, columns)
         self.metrics_keys = columns
+
+
+def without_epoch(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics without the epoch: to Lightning, a run is a single epoch, see ResumableDataLoader."""
+    return {name: value for name, value in metrics.items() if name != "epoch"}
 
 
 def flush(trainer: Trainer) -> None:

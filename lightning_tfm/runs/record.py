@@ -49,11 +49,14 @@ TIME_LIMIT = "time limit"
 HEADLINES = ("val/bleu", "val/exact_match", "val/accuracy", "val/loss_per_character", "val/loss")
 """Metrics by priority; the first that a run has logged is its main one."""
 
+FINAL = ("test/", "val/final/")
+"""Prefixes of the metrics of the evaluation after training."""
+
 PER_CATEGORY = {"exact_match": True, "nll": False}
 """Metrics that are computed for each category of pairs, and whether higher values are better."""
 
-HEAD_SCORES = "heads/"
-"""Prefix of the metrics of `HeadScores`, which are named heads/LAYER/head_N/SCORE."""
+HEAD_SCORES = "val/heads/"
+"""Prefix of the metrics of `HeadScores`, which are named val/heads/LAYER/head_N/SCORE."""
 
 CHECKPOINT_NAME = re.compile(r"best\.ckpt|last\.ckpt|step_(0|[1-9][0-9]*)\.ckpt")
 """File names of the checkpoints that `fit` saves; their folder may contain other files."""

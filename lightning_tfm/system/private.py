@@ -152,8 +152,8 @@ def set_version(logger: CSVLogger | TensorBoardLogger, version: str) -> None:
     logger._version = version
 
 
-def set_writer(logger: CSVLogger, writer: Any) -> None:
-    """Replace the writer of metrics.csv."""
+def set_writer(logger: CSVLogger | WandbLogger, writer: Any) -> None:
+    """Set the writer of metrics.csv, or the run of W&B."""
     logger._experiment = writer
 
 
@@ -165,6 +165,19 @@ def writer_of(logger: Any) -> Any:
 def hide_later_steps(logger: TensorBoardLogger, step: int) -> None:
     """Let TensorBoard hide what a killed process has logged from a step on."""
     logger._kwargs["purge_step"] = step
+
+
+def add_hparams(logger: TensorBoardLogger, settings: dict[str, Any], metrics: Sequence[str]) -> None:
+    """Show settings with the last values of some metrics in HPARAMS of TensorBoard.
+
+    Note:
+        `SummaryWriter.add_hparams` would write to another folder and log values of the metrics.
+    """
+    from torch.utils.tensorboard.summary import hparams
+
+    writer = logger.experiment._get_file_writer()
+    for summary in hparams(settings, dict.fromkeys(metrics, 0.0))[:2]:  # the third says that the run has ended
+        writer.add_summary(summary)
 
 
 def wandb_arguments(logger: WandbLogger) -> dict[str, Any]:

@@ -249,8 +249,8 @@ class TaskModule(Predictor, EvaluationModule):
         self.step.reduce(self.trainer.accumulate_grad_batches * averaged)
         if (self.global_step + 1) % (self.trainer.log_every_n_steps or 1) == 0:  # logging takes time
             self.log("train/loss", self.step.loss)
-            self.log("train/learning_rate", optimizer.param_groups[0]["lr"])
-            self.log("train/gradient_norm", self.step.norms.norm())
+            self.log("trainer/learning_rate", optimizer.param_groups[0]["lr"])
+            self.log("trainer/gradient_norm", self.step.norms.norm())
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None

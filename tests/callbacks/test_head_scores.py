@@ -28,12 +28,12 @@ def test_scores_are_logged_at_each_validation(cls, tmp_path):
     dataset = data.datasets["val"]
     sample = Sample.from_dataset(dataset, torch.arange(4), module.network)
     expected = {
-        f"heads/{layer}/head_{head}/{name}": value
+        f"val/heads/{layer}/head_{head}/{name}": value
         for (layer, head), scores in head_scores(module.network.eval(), sample).items()
         for name, value in scores.items()
     }
     assert any(name.endswith("alignment") for name in expected)
-    logged = {name: value.item() for name, value in trainer.logged_metrics.items() if name.startswith("heads/")}
+    logged = {name: value.item() for name, value in trainer.logged_metrics.items() if name.startswith("val/heads/")}
     assert logged == pytest.approx(expected, abs=1e-6)
 
 
@@ -57,7 +57,7 @@ def test_a_training_is_the_same_with_scores(tmp_path):
 def test_loggers_receive_the_scores(tmp_path):
     table, board = CSVLogger(tmp_path, name="csv", version=0), TensorBoardLogger(tmp_path, name="board", version=0)
     fit(tmp_path, [HeadScores(num_examples=4)], logger=[table, board])
-    name = "heads/layers.1.self_attention/head_2/induction"
+    name = "val/heads/layers.1.self_attention/head_2/induction"
     with open(f"{table.log_dir}/metrics.csv", newline="") as file:
         rows = [(int(row["step"]), float(row[name])) for row in csv.DictReader(file) if row[name]]
     events = EventAccumulator(board.log_dir).Reload().Scalars(name)

@@ -137,7 +137,7 @@ def assert_close_runs(actual_run, expected_run):
     """
     for row, expected in zip(Run(actual_run).metrics(), Run(expected_run).metrics(), strict=True):
         for log in (row, expected):
-            log.pop("tokens_per_second", None)
+            log.pop("trainer/tokens_per_second", None)
         assert row == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE)
     weights, reference = (read(path / "checkpoints/last.ckpt")["state_dict"] for path in (actual_run, expected_run))
     assert list(weights) == list(reference)

@@ -110,7 +110,9 @@ def test_a_run_resumes_bitwise_or_with_other_settings_not_at_all(tmp_path):
 
 
 class MediaLog(CSVLogger):
-    """Logger with the methods of MediaLogger, in a few lines."""
+    """Logger of tables and images, in a few lines."""
+
+    log_examples = True
 
     def __init__(self, folder):
         super().__init__(folder)

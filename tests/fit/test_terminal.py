@@ -20,7 +20,7 @@ pytestmark = pytest.mark.run
 
 def test_the_commands_that_fit_prints_run(run_folder):
     user = run_folder.parents[2]
-    generate, report, upload = map(shlex.split, (user / "stdout").read_text().splitlines()[-3:])
+    generate, report, _, _, upload = map(shlex.split, (user / "stdout").read_text().splitlines()[-5:])
     assert (Path(upload[0]).name, upload[1]) == ("wandb", "sync")
     for command, expected in ((generate, Run(run_folder).predictions[0]["prediction"]), (report, "report.html")):
         child = subprocess.run(command, cwd=user, capture_output=True, text=True, timeout=120)

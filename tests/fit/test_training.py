@@ -157,7 +157,7 @@ def test_metrics_are_logged_and_checked_every_few_steps(every, steps, monkeypatc
     make_trainer(max_steps=6, log_every_n_steps=every, logger=logger).fit(module, data)
     assert checked[:-1] == steps, "and once at the end"
     rows = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines())) if every else []
-    logged = {int(row["step"]) + 1: float(row["train/learning_rate"]) for row in rows if row["train/learning_rate"]}
+    logged = {int(row["step"]) + 1: float(row["trainer/learning_rate"]) for row in rows if row["trainer/learning_rate"]}
     assert logged == pytest.approx({step: step / 10 * 1e-3 for step in steps if every})
 
 

@@ -10,10 +10,12 @@ import re
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import requests
 import wandb
@@ -53,6 +55,12 @@ def history(path):
     return [record["item"] for record in records(path, "history")]
 
 
+def summary(path):
+    """Return the last value of each name in the summary of a run."""
+    updates = (item for record in records(path, "summary") for item in record.get("update", {}).items())
+    return dict(updates)
+
+
 def tables(path):
     """Return the tables of predictions that a run has logged."""
     contents = [content for record in records(path, "artifact") for content in record["manifest"]["contents"]]
@@ -62,9 +70,10 @@ def tables(path):
 
 @pytest.fixture(scope="module")
 def cwd(tmp_path_factory):
-    """Train with the best checkpoint logged as an artifact, and return the folder."""
+    """Train with the best checkpoint logged as an artifact, and with examples, and return the folder."""
     cwd = tmp_path_factory.mktemp("wandb")
-    run(*fit("transformer", "--trainer.logger.log_best=true"), cwd=cwd, WANDB_MODE="offline").finish()
+    options = ["--trainer.logger.log_best=true", "--trainer.logger.log_examples=true"]
+    run(*fit("transformer", *options), cwd=cwd, WANDB_MODE="offline").finish()
     return cwd
 
 
@@ -105,28 +114,62 @@ def test_launch_package_is_not_imported(tmp_path):
 
 def test_wandb_metrics_equal_metrics_csv(cwd, path):
     logged = {
-        (name, item["trainer/global_step"]): value
+        (name, item["_step"]): value
         for item in history(path)
         for name, value in item.items()
-        if name.split("/")[0] in ("train", "val", "test", "samples", "tokens_per_second")
+        if name.split("/")[0] in ("train", "trainer", "val", "test")
     }
+    final = summary(path)
     with (folder(cwd, "transformer") / "metrics.csv").open(newline="") as file:
         written = {
             (name, int(row["step"])): float(value)
             for row in csv.DictReader(file)
             for name, value in row.items()
-            if value and name not in ("step", "epoch")
+            if value and name != "step"
         }
-    assert {"train/learning_rate", "train/gradient_norm", "val/exact_match", "samples"} <= {name for name, _ in written}
-    for key, value in written.items():
-        assert logged[key] == pytest.approx(value, rel=1e-5), key
+    assert {"train/loss", "trainer/learning_rate", "val/exact_match", "test/loss"} <= {name for name, _ in written}
+    for (name, step), value in written.items():
+        actual = final[name] if name.startswith("test/") else logged[name, step]
+        assert actual == pytest.approx(value, rel=1e-5), name
 
 
-def test_samples_are_logged(path):
-    for name, number in (("train/loss", 60), ("val/exact_match", 5)):
-        rows = [(item["trainer/global_step"] + 1, item["samples"]) for item in history(path) if name in item]
-        assert len(rows) == number
-        assert all(samples == step * SETTINGS["data.init_args.batch_size"] for step, samples in rows)
+def test_training_loss_is_the_first_curve_and_none_is_a_straight_line(path):
+    """`wandb leet` sorts charts by name."""
+    curves = defaultdict(list)
+    for item in history(path):
+        for name, value in item.items():
+            if isinstance(value, int | float) and not re.search("^_|attention|predictions", name):
+                curves[name].append(value)
+    del curves["val/exact_match"]  # 0 after a few steps
+    assert min(curves) == "train/loss"
+    assert [name for name, values in curves.items() if np.allclose(np.diff(values, 2), 0, atol=1e-9)] == []
+
+
+PLANTED = "xylographer"
+
+
+@pytest.mark.parametrize("log_examples", [False, True])
+def test_texts_of_the_data_are_logged_if_the_user_asks_for_it(log_examples, tmp_path):
+    """Search all files of W&B for a word of each example; TensorBoard is local."""
+    pairs = [f"{PLANTED} {number}\t{PLANTED} {number + 1}\n" for number in range(90)]
+    for split, lines in {"train": pairs[:60], "val": pairs[60:75], "test": pairs[75:]}.items():
+        (tmp_path / f"{split}.tsv").write_text("".join(lines))
+    options = [f"--data.{split}={split}.tsv" for split in ("train", "val", "test")]
+    options += ["--trainer.logger.log_examples=true"] if log_examples else []
+    options += ["--trainer.logger+=lightning_tfm.loggers.TensorBoardLogger"]
+    options += ["--trainer.max_steps=4", "--trainer.val_check_interval=2", "--data.batch_size=15"]
+    run("fit", "--config", EXPERIMENTS / "tsv_transformer.yaml", *options, cwd=tmp_path, WANDB_MODE="offline").finish()
+    printed = (tmp_path / "stdout").read_text()
+    assert PLANTED in printed, "predictions are printed"
+    assert ("--trainer.logger.log_examples true" in printed) == (not log_examples)
+    assert offline_files(tmp_path)
+    files = [path for path in (tmp_path / "runs/wandb").rglob("*") if path.is_file()]
+    containing = {path.suffix for path in files if PLANTED.encode() in path.read_bytes()}
+    assert containing == ({".log", ".json", ".wandb"} if log_examples else set())
+    pictures = {path.parent.name for path in files if path.suffix == ".png"}
+    assert pictures == ({"test"} if log_examples else set())
+    (events, *_) = (tmp_path / "runs/tensorboard").glob("*/events*")
+    assert PLANTED.encode() in b"".join(path.read_bytes() for path in events.parent.iterdir())
 
 
 def test_wandb_config_and_data_fingerprint(cwd, path):
@@ -149,7 +192,7 @@ def test_wandb_config_and_data_fingerprint(cwd, path):
 
 
 def test_tables_of_predictions(path):
-    steps = [item["trainer/global_step"] for item in history(path) if "val/predictions._type" in item]
+    steps = [item["_step"] for item in history(path) if "val/predictions._type" in item]
     assert steps == [11, 23, 35, 47, 59]
     logged = tables(path)
     assert len(logged) == 5
@@ -176,7 +219,9 @@ def test_wandb_images_and_best_checkpoint(cwd, path):
 
 
 def test_offline_run_prints_sync_command(cwd, path):
-    command, sync, pattern = (cwd / "stdout").read_text().splitlines()[-1].split()
+    state, command = (cwd / "stdout").read_text().splitlines()[-2:]
+    assert state == "W&B, offline: the run is logged; to upload it:"
+    command, sync, pattern = command.split()
     assert (Path(command).name, sync) == ("wandb", "sync")
     assert list(cwd.glob(pattern)) == [path.parent]
 
@@ -214,10 +259,12 @@ def test_offline_if_name_of_server_is_not_resolved_in_time(monkeypatch, tmp_path
     resolved = threading.Event()
     monkeypatch.setattr(loggers, "REACH_TIMEOUT", 0.01)
     monkeypatch.setattr(loggers, "_is_reachable", lambda address: resolved.wait())
-    _ = loggers.WandbLogger(project="tests", save_dir=tmp_path).experiment
+    logger = loggers.WandbLogger(project="tests", save_dir=tmp_path)
+    _ = logger.experiment
     resolved.set()
     assert started[0]["mode"] == "offline"
-    assert "W&B cannot be reached" in capsys.readouterr().err
+    assert logger.unreachable.startswith("http")
+    assert capsys.readouterr().err == "", "the end of the run tells it"
 
 
 @pytest.mark.parametrize(
@@ -256,7 +303,7 @@ def test_crashed_service_does_not_end_run(monkeypatch, tmp_path, capsys):
         raise ConnectionError("the service has crashed")
 
     logger = loggers.WandbLogger(save_dir=tmp_path)
-    logger._experiment = SimpleNamespace(log=crash)
+    logger._experiment = SimpleNamespace(starting_step=0, log=crash)
     monkeypatch.setattr(wandb, "teardown", lambda: sys.exit(2))
     logger.log_metrics({"loss": 1.0}, step=1)
     assert logger.failed
@@ -268,16 +315,15 @@ def test_resumed_run_logs_missing_rows(monkeypatch, tmp_path):
     metrics = Path(csv_logger.log_dir, "metrics.csv")
     metrics.parent.mkdir(parents=True)
     rows = [(0, 4.0), (1, 3.0), (1, 5.0), (2, 2.0), (2, 1.5)]
-    for last, expected in ((1, []), (None, []), (0, rows), (1, rows[1:])):
+    for starting_step, expected in ((2, []), (0, []), (1, rows[1:]), (2, rows[3:])):
         logged = []
         logger = loggers.WandbLogger(save_dir=tmp_path)
-        summary = {} if last is None else {"trainer/global_step": last}
-        logger._experiment = SimpleNamespace(summary=summary, log=logged.append)
+        log = lambda item, step: logged.append((step, item.get("train/loss", item.get("val/loss"))))  # noqa: B023, E731
+        logger._experiment = SimpleNamespace(starting_step=starting_step, log=log)
         loggers.resume_loggers([csv_logger, logger], 3)
         assert not logger.failed
-        values = [(item["trainer/global_step"], item.get("train/loss", item.get("val/loss"))) for item in logged]
-        assert values == expected
-        metrics.write_text("step,epoch,train/loss,val/loss\n0,0,4.0,\n1,0,3.0,\n1,0,,5.0\n2,0,2.0,\n2,0,,1.5\n")
+        assert logged == expected
+        metrics.write_text("step,train/loss,val/loss\n0,4.0,\n1,3.0,\n1,,5.0\n2,2.0,\n2,,1.5\n")
 
 
 @pytest.mark.parametrize(
@@ -324,7 +370,7 @@ def test_resumed_run_keeps_wandb_id(tmp_path):
     assert len(ids) == 1
     starts = json.loads((folder(tmp_path, "gpt") / "provenance.json").read_text())
     assert {start["wandb"] for start in starts} == ids
-    steps = {item["trainer/global_step"] for path in paths for item in history(path) if "train/loss" in item}
+    steps = {item["_step"] for path in paths for item in history(path) if "train/loss" in item}
     assert steps == set(range(60))
     command = (tmp_path / "stdout").read_text().splitlines()[-1].split()
     assert sorted(tmp_path.glob(command[2])) == sorted(path.parent for path in paths)
@@ -332,10 +378,12 @@ def test_resumed_run_keeps_wandb_id(tmp_path):
 
 @pytest.mark.run
 def test_two_processes_log_one_run(path, tmp_path):
-    child = start_two(*fit("transformer"), cwd=tmp_path, WANDB_MODE="offline").finish()
+    child = start_two(
+        *fit("transformer", "--trainer.logger.log_examples=true"), cwd=tmp_path, WANDB_MODE="offline"
+    ).finish()
     (shared,) = offline_files(tmp_path)
-    samples = ([item["samples"] for item in history(file) if "samples" in item] for file in (shared, path))
-    assert next(samples) == next(samples)
+    losses = ([item["val/loss"] for item in history(file) if "val/loss" in item] for file in (shared, path))
+    assert next(losses) == pytest.approx(next(losses), rel=0.1)
     sources = ([[row[:2] for row in table["data"]] for table in tables(file)] for file in (shared, path))
     assert next(sources) == next(sources)
     assert child.out.read_text().count("The run is saved in") == 1
@@ -361,15 +409,51 @@ def test_tensorboard(tmp_path):
     run(*fit("gpt", flag, **{"trainer.max_steps": 24}), cwd=tmp_path).finish()
     events = EventAccumulator(str(tmp_path / "runs/tensorboard/copy_gpt_version_0"))
     events.Reload()
-    assert len(events.Scalars("train/loss")) == 24
+    scalars = sorted(events.Tags()["scalars"])
+    assert scalars[:2] == ["loss/train", "loss/val"], "TensorBoard sorts them"
+    assert {name.partition("/")[0] for name in scalars} == {"loss", "test", "trainer", "val"}
+    assert len(events.Scalars("loss/train")) == 24
     assert len(events.Scalars("val/exact_match")) == 2
-    assert "epoch" not in events.Tags()["scalars"]
     (text,) = events.Tensors("run/text_summary")[0].tensor_proto.string_val
     assert text.startswith(b"Seq2SeqModule, GPT, Copy; commit ")
+    header, _, *rows = events.Tensors("val/predictions/text_summary")[0].tensor_proto.string_val[0].splitlines()
+    assert header == b"| source | target | prediction | correct |"
+    assert len(rows) == SAMPLES
+    pictures = sorted((folder(tmp_path, "gpt") / "attention").glob("*.png"))
+    assert sorted(events.Tags()["images"]) == [f"test/attention/{path.stem}" for path in pictures]
     logged = yaml.unsafe_load((tmp_path / "runs/tensorboard/copy_gpt_version_0/hparams.yaml").read_text())
     assert logged["tags"] == "Seq2SeqModule, GPT, Copy"
     assert logged["git_commit"]
     assert (folder(tmp_path, "gpt") / "metrics.csv").exists()
+
+
+def test_tensorboard_shows_settings_with_the_main_metric(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    logger = loggers.TensorBoardLogger(tmp_path, version="run")
+    model = {"d_model": 8, "dropout": 0.5, "bias": True, "activation": "gelu", "sizes": [1, 2], "none": None}
+    logger.log_hyperparams({"model": model, "trainer": {"logger": "any", "max_steps": 5}})
+    logger.log_hyperparams({"data_fingerprint": {"train": "abc"}})
+    logger.log_metrics({"train/loss": 1.0}, 0)
+    for step in (1, 2):
+        logger.log_metrics({"val/loss": 2.0, "val/exact_match": 0.25 * step, "val/ser": 0.1}, step)
+    logger.log_metrics({"test/exact_match": 0.75, "test/exact_match/short": 1.0}, 3)
+    logger.save()
+    logger.experiment.close()
+    events = EventAccumulator(logger.log_dir)
+    events.Reload()
+    content = {name: HParamsPluginData.FromString(data) for name, data in events.PluginTagToContent("hparams").items()}
+    experiment = content["_hparams_/experiment"].experiment
+    assert [info.name.tag for info in experiment.metric_infos] == ["val/exact_match", "test/exact_match"]
+    assert {info.name.tag for info in experiment.metric_infos} <= set(events.Tags()["scalars"])
+    assert "test/exact_match/short" not in events.Tags()["scalars"]
+    shown = content["_hparams_/session_start_info"].session_start_info.hparams
+    assert shown["model.d_model"].number_value == 8
+    assert shown["model.activation"].string_value == "gelu"
+    assert shown["model.bias"].string_value == "True"
+    assert shown["trainer.max_steps"].number_value == 5
+    assert "trainer.logger" not in shown
 
 
 def test_tensorboard_purges_repeated_steps(tmp_path):
@@ -385,7 +469,7 @@ def test_tensorboard_purges_repeated_steps(tmp_path):
         logger.experiment.close()
     events = EventAccumulator(logger.log_dir)
     events.Reload()
-    scalars = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    scalars = [(event.step, event.value) for event in events.Scalars("loss/train")]
     assert scalars == [(0, 0.0), (1, 0.0), (2, 0.0), (3, 3.0), (4, 3.0), (5, 3.0)]
 
 
@@ -445,14 +529,14 @@ def test_dashboards_show_logged_metrics(path, monkeypatch):
 
     monkeypatch.setattr(interface, "_get_api", lambda: None)
     monkeypatch.setattr(interface, "execute_graphql", lambda *_: {"project": {"internalId": "1"}})
-    logged = {name for item in history(path) for name in item}
+    logged = {name for item in history(path) for name in item} | summary(path).keys()
     view = dashboard.workspace("team", "lightning_tfm")
     report = dashboard.report("team", "lightning_tfm")
     _, text = (page._to_model().model_dump_json(by_alias=True) for page in (view, report))
     panels = [panel for section in view.sections for panel in section.panels]
     named = {name for panel in panels for name in _names(panel)}
-    assert {"val/exact_match", "samples", "val/predictions"} <= named
-    for name in named - {"trainer/global_step"}:
+    assert {"val/exact_match", "test/exact_match", "val/predictions"} <= named
+    for name in named - {"Step"}:
         assert any(other == name or other.startswith(f"{name}.") for other in logged), name
     for pattern in filter(None, (getattr(panel, "metric_regex", None) for panel in panels)):
         assert any(re.fullmatch(pattern, name) for name in logged), pattern

@@ -624,7 +624,7 @@ def test_menus_of_one_option_and_charts_of_one_point_vanish():
 
 def test_scores_of_heads_over_the_training():
     """They have a chart of their own, with one line for each head."""
-    curves = {f"heads/layers.{n}.self_attention/head_{n}/induction": [(1, 0.1), (2, 0.1 + n)] for n in range(2)}
+    curves = {f"val/heads/layers.{n}.self_attention/head_{n}/induction": [(1, 0.1), (2, 0.1 + n)] for n in range(2)}
     run = page("a", curves=curves | {"val/loss": [(1, 2.0), (2, 1.0)]})
     charts = {chart["id"]: chart for chart in draw_charts([run])}
     assert charts.keys() == {"curves-0", "head-scores"}

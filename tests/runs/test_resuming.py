@@ -58,7 +58,7 @@ def test_settings_of_the_hardware_may_change_and_are_recorded(killed, reference,
 
 def metrics_of(run):
     """Return the logged metrics but those of the speed, and the metrics of the test."""
-    rows = [{name: row[name] for name in row if name not in ("tokens_per_second", "epoch")} for row in run.metrics()]
+    rows = [{name: row[name] for name in row if name != "trainer/tokens_per_second"} for row in run.metrics()]
     return [row for row in rows if row.keys() - {"step"}], run.summary.test
 
 

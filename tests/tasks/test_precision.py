@@ -435,4 +435,4 @@ def test_the_logged_norm_is_that_of_the_whole_gradient(precision, tmp_path):
     trainer.fit(module, data)
     assert not module.skipped_steps
     expected = norms[0] / batches[0].tokens.item()
-    assert trainer.callback_metrics["train/gradient_norm"].item() == pytest.approx(expected, rel=1e-4)
+    assert trainer.callback_metrics["trainer/gradient_norm"].item() == pytest.approx(expected, rel=1e-4)

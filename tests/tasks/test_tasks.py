@@ -26,7 +26,7 @@ def test_training_lowers_the_loss_and_reports_metrics(trained, task):
     losses = [row["val/loss"] for row in rows if "val/loss" in row]
     # In so few steps, a masked language model learns only how frequent each character is.
     assert losses[-1] < (0.99 if task.startswith("masked") else 0.9) * losses[0]
-    assert all(row.get("tokens_per_second", 1) > 0 for row in rows)
+    assert all(row.get("trainer/tokens_per_second", 1) > 0 for row in rows)
     expected = {
         "translation": {"loss", "perplexity", "token_accuracy", "exact_match", "ser", "bleu", "chrf"},
         "spelling": {"loss", "perplexity", "token_accuracy", "exact_match", "ser"},
