@@ -305,6 +305,7 @@ def _optimization(model: Mapping[str, Any], data: Mapping[str, Any], trainer: Ma
     warmup, decay = schedule["warmup_steps"], DECAYS[schedule["decay"]]
     if warmup >= trainer["max_steps"]:
         decay = f"increased until the end, in a warm-up of {_value(warmup)} steps"
+        decay += ", and did not reach its peak" if warmup > trainer["max_steps"] else ""
     elif warmup and schedule["decay"] == "one_cycle":
         decay += f" with a warm-up of {_value(warmup)} steps"
     elif warmup:
@@ -330,7 +331,11 @@ def _training(trainer: Mapping[str, Any], config: Mapping[str, Any], group: Grou
     noun = "the seed" if len(seeds) == 1 else "each of the seeds"
     found = [f"We trained for {steps} steps with {noun} {_joined(map(str, seeds))}."]
     for reason in dict.fromkeys(summary.stopped_early for summary in summaries if summary.stopped_early):
-        found.append(f"Training of at most {_value(trainer['max_steps'])} steps was stopped early by a {reason}.")
+        is_planned = config["model"]["init_args"]["lr_schedule"]["decay"] != "inverse_sqrt"
+        planned = ", for which the learning rate was scheduled," if is_planned else ""
+        found.append(
+            f"Training of at most {_value(trainer['max_steps'])} steps{planned} was stopped early by a {reason}."
+        )
     for callback in trainer["callbacks"] or ():
         name, settings = _class(callback)
         if name == "WeightAveraging":

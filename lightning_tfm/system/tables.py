@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+UNBROKEN = 24
+"""Maximum length of a text without blanks that is not broken in LaTeX, in characters."""
+
 
 class Table(NamedTuple):
     """Table of texts.
@@ -45,8 +48,9 @@ def _is_number(cell: str) -> bool:
 
 
 def breakable_latex(text: str) -> str:
-    """Return a text without blanks, such as a path, in LaTeX, with possible ends of lines after punctuation."""
-    return re.sub(r"(\\_|\\textbar\{\}|[./:])", r"\1\\allowbreak{}", escape_latex(text))
+    """Return a text without blanks, such as a path, in LaTeX; lines may end after punctuation if it is long."""
+    escaped = escape_latex(text)
+    return escaped if len(text) <= UNBROKEN else re.sub(r"(\\_|\\textbar\{\}|[./])", r"\1\\allowbreak{}", escaped)
 
 
 def escape_latex(text: str) -> str:

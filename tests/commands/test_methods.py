@@ -186,8 +186,13 @@ def test_what_a_run_was_is_described(configs, described):
     assert r"The strategy was \texttt{Elastic} with \texttt{num\_micro\_batches} 2." in paragraph
     assert r"in 2 processes with 3 threads on GPU \& Co." in paragraph
     assert "(commit 0123456789 with uncommitted changes)." in paragraph
-    assert "stopped early by a callback." in paragraph
+    assert (
+        "Training of at most 100 steps, for which the learning rate was scheduled, was stopped early by a" in paragraph
+    )
+    assert "increased until the end, in a warm-up of 100 steps." in paragraph
     assert r"(\texttt{nrefs:1\textbar{}tok:13a})" in paragraph
+    config["model"]["init_args"]["lr_schedule"]["warmup_steps"] = 200
+    assert "in a warm-up of 200 steps, and did not reach its peak." in described(config, summary, start, "long")[0]
     assert "54,321 (train), 1,234 (val) and 4,567 (test) pairs" in paragraph
     assert "decayed" not in paragraph
     config["trainer"]["accelerator"] = "cpu"
