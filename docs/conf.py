@@ -1,7 +1,11 @@
 """Configuration of the documentation, which `make docs` builds with Sphinx."""
 
+import re
 import sys
 from pathlib import Path
+
+from pygments.formatters import HtmlFormatter
+from sphinx.highlighting import PygmentsBridge
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent / "_ext")]
 
@@ -42,11 +46,24 @@ napoleon_use_ivar = True
 copybutton_prompt_text = "$ "
 
 
+class CodeFormatter(HtmlFormatter):
+    """Formatter that marks words with hyphens, such as options, as Sphinx does in inline code: they do not break."""
+
+    def _format_lines(self, tokensource):
+        for is_code, line in super()._format_lines(tokensource):
+            yield is_code, re.sub(r"(<[^>]*>)|\w*(?:-+\w+)+", self._mark, line)
+
+    @staticmethod
+    def _mark(found):
+        return found[1] or f'<span class="pre">{found[0]}</span>'
+
+
 def skip_fields(app, what, name, member, skip, options):
     """Skip the fields of NamedTuples, which the docstrings of the classes describe."""
     return True if type(member).__name__ == "_tuplegetter" else None
 
 
 def setup(app):
-    """Connect the events."""
+    """Connect the events, and replace the formatter of code blocks."""
+    PygmentsBridge.html_formatter = CodeFormatter
     app.connect("autodoc-skip-member", skip_fields)
