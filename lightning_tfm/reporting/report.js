@@ -1,6 +1,6 @@
 // The report: attention of all heads, errors, and examples on which two systems disagree.
 
-import { clear, html, number, percent, rove, svg, visible } from "./dom.js";
+import { clear, heatColor, html, number, percent, rove, svg, visible } from "./dom.js";
 import { LETTER, clipped, liveLine } from "./drawings.js";
 import { columnLabel, heatMap } from "./map.js";
 import { downloadFile } from "./pictures.js";
@@ -71,71 +71,64 @@ function mapSize({ heads, queries, keys }, width) {
   return { left, size: Math.max(MIN_SIZE, size) };
 }
 
-/** Return the index of the example to begin with: an input of the user, a wrong prediction, or that of the lowest loss. */
+/** Return the example to begin with: an input of the user, a wrong prediction, or that of the lowest loss. */
 function firstExample(examples) {
   const place = examples.findIndex(({ correct }) => !correct);
   return place < 0 ? examples.length - 1 : place;
 }
 
-/** Fill an element with the attention of all heads for one example of one run. */
+/** Return the map of the weights (T, S) of a head; `show` is called with a cell {t, s}. */
+function headMap(layer, weights, { key, label, limit, cursors, show, left, size }) {
+  const [rows, keys] = [layer.queries, layer.keys].map((symbols) => symbols.map((symbol) => clipped(symbol, 8)));
+  const isLabeled = size >= LABELED_SIZE;
+  const turnedFont = Math.min(12, size + 2);
+  const fontOf = (text) => Math.min(12, size / (LETTER * text.length)); // so that EOS fits
+  const isTurned = (text) => fontOf(text) < MIN_LABEL;
+  const longest = Math.max(0, ...keys.filter(isTurned).map((text) => text.length));
+  const top = isLabeled ? Math.max(18, LETTER * turnedFont * longest + 8) : 4;
+  const gold = new Set(layer.gold.map(String));
+  const columnLabels = keys.map((text, s) => columnLabel(text, left + (s + 0.5) * size, top - 5,
+    isTurned(text) ? turnedFont : fontOf(text), isTurned(text)));
+  const drawing = heatMap({ name: "map", key, label, cursors, show, framesPointed: true, left, top, size,
+    width: left + keys.length * size + 2, height: top + rows.length * size + 2, values: weights, colors: HEAD_WEIGHTS,
+    limit, rows: isLabeled ? rows : [], rowFont: turnedFont, isMarked: (t, s) => gold.has(`${s},${t}`) },
+  isLabeled ? columnLabels : null);
+  const { width, height } = drawing.viewBox.baseVal;
+  drawing.setAttribute("width", width);
+  drawing.setAttribute("height", height);
+  const frame = svg("rect", { class: "row", visibility: "hidden", x: left - 1, width: keys.length * size + 1,
+    height: size + 1 });
+  drawing.append(frame);
+
+  /** Outline a row; none: no row. */
+  function outline(row) {
+    frame.setAttribute("visibility", row === null ? "hidden" : "visible");
+    if (row !== null) frame.setAttribute("y", top + row * size - 1);
+  }
+  return { drawing, outline };
+}
+
+/**
+ * Fill an element with the attention of all heads for one example of one run.
+ * @param {Element} root
+ * @param {Array<object>} runs those with examples.
+ * @param {string} name the name of the examples of a run: "attention", or "history" for those during the training.
+ */
 function attentionView(root, runs, name) {
-  const state = { run: 0, example: firstExample(runs[0][name]), rows: null, validation: Infinity, layer: null };
-  const [controls, texts, caption, live, layers] = [html("div", { class: "controls" }), html("dl", { class: "example" }),
-    html("p", { class: "note" }), liveLine("Point at a cell or a symbol, or use Tab and the arrow keys."), html("div", { class: "layers" })];
-  root.append(controls, texts, caption, live.element, layers);
+  const state = { run: 0, example: firstExample(runs[0][name]), rows: "output", validation: Infinity, layer: null };
   const cursors = new Map();
+  const controls = html("div", { class: "controls" });
+  const texts = html("dl", { class: "example" });
+  const caption = html("p", { class: "note" });
+  const live = liveLine("Point at a cell or a symbol, or use Tab and the arrow keys.");
+  const layers = html("div", { class: "layers" });
+  root.append(controls, texts, caption, live.element, layers);
   let maps = [];
 
   const example = () => runs[state.run][name][state.example];
   const rowsOf = () => (example().layers[state.rows] ? state.rows : Object.keys(example().layers)[0]);
 
-  /** Outline the row of a symbol of the output in all maps. */
-  function outline(step) {
-    for (const { layer, frame, size, left, top } of maps) {
-      const row = step + (layer.first ?? 0);
-      const isShown = layer.predicts && rowsOf() === "output" && example().steps && row < layer.queries.length;
-      const box = { x: left - 1, y: top + row * size - 1, width: layer.keys.length * size + 1, height: size + 1 };
-      for (const [key, value] of Object.entries({ ...box, visibility: isShown ? "visible" : "hidden" })) frame.setAttribute(key, value);
-    }
-  }
-
-  function drawTexts() {
-    const { source, target, prediction, correct, steps } = example();
-    const entry = (title, text) => [html("dt", {}, title), html("dd", { class: "mono" }, text)];
-    clear(texts, source === undefined ? null : [entry("source", source), correct === false ? entry("target", marked(target, example().marks[0])) : null,
-      entry("output", steps ? symbols(example(), outline) : prediction)]);
-  }
-
-  function drawHead(layer, head, weights, limit, { left, size }) {
-    const isLabeled = size >= LABELED_SIZE;
-    const labels = layer.keys.map((symbol) => clipped(symbol, 8));
-    const fontOf = (label) => Math.min(12, size / (LETTER * label.length)); // so that EOS fits
-    const isTurned = labels.some((label) => fontOf(label) < MIN_LABEL);
-    const turnedFont = Math.min(12, size + 2);
-    const top = !isLabeled ? 4 : isTurned ? LETTER * turnedFont * Math.max(...labels.map((label) => label.length)) + 8 : 18;
-    const gold = new Set(layer.gold.map(String));
-    const [rows, keys] = [layer.queries.length, layer.keys.length];
-    const drawing = heatMap({ name: "map", key: `${name} ${layer.layer} ${head}`, width: left + keys * size + 2,
-      height: top + rows * size + 2, left, top, size, values: weights, colors: HEAD_WEIGHTS, limit,
-      rows: isLabeled ? layer.queries.map((symbol) => clipped(symbol, 8)) : [], rowFont: Math.min(12, size + 2),
-      isMarked: (t, s) => gold.has(`${s},${t}`), cursors, framesPointed: true,
-      label: `Attention of head ${head} of ${layer.layer}, ${rows} rows and ${keys} columns. Arrow keys move between the cells.`,
-      show: (cell) => {
-        if (cell === null) return;
-        live.show(html("b", {}, `${layer.layer}, head ${head}: `), html("b", { class: "mono" }, visible(layer.queries[cell.t])),
-          " attends to ", html("b", { class: "mono" }, visible(layer.keys[cell.s])), ` ${number(weights[cell.t][cell.s])}`,
-          html("span", { class: "muted" }, ` (row ${cell.t + 1}, column ${cell.s + 1})`));
-      } }, isLabeled ? labels.map((label, s) => columnLabel(label, left + (s + 0.5) * size, top - 5, isTurned ? turnedFont : fontOf(label), isTurned)) : null);
-    const { width, height } = drawing.viewBox.baseVal;
-    drawing.setAttribute("width", width);
-    drawing.setAttribute("height", height);
-    const frame = svg("rect", { class: "row", visibility: "hidden" });
-    drawing.append(frame);
-    maps.push({ layer, frame, size, left, top });
-    return html("figure", {}, html("figcaption", { class: "muted" }, `head ${head}`), html("div", { class: "drawing" }, drawing));
-  }
-
-  /** Return the layers that are shown: all or, during training, one, at first the one with the gold alignment. */
+  /** Return the layers that are shown: all or, during training, one, at first the last with a gold alignment. */
   function shownLayers() {
     const every = example().layers[rowsOf()];
     if (!example().validations) return every;
@@ -143,48 +136,97 @@ function attentionView(root, runs, name) {
     return [every[state.layer ?? first] ?? every[first]];
   }
 
+  /** Outline the row that predicts a symbol of the output in all maps with such rows. */
+  function outline(step) {
+    for (const { layer, outline: outlineRow } of maps) {
+      const row = step + layer.first;
+      outlineRow(layer.predicts === "output" && row < layer.queries.length ? row : null);
+    }
+  }
+
+  function drawTexts() {
+    const { source, target, prediction, correct, marks, steps } = example();
+    const entry = (title, text) => [html("dt", {}, title), html("dd", { class: "mono" }, text)];
+    clear(texts, source === undefined ? null : [
+      entry("source", source),
+      correct === false ? entry("target", marked(target, marks[0])) : null,
+      entry("output", steps ? symbols(example(), outline) : prediction),
+    ]);
+  }
+
+  function drawHead(layer, head, weights, limit, size) {
+    const show = (cell) => cell && live.show(html("b", {}, `${layer.layer}, head ${head}: `),
+      html("b", { class: "mono" }, visible(layer.queries[cell.t])), " attends to ",
+      html("b", { class: "mono" }, visible(layer.keys[cell.s])), ` ${number(weights[cell.t][cell.s])}`,
+      html("span", { class: "muted" }, ` (row ${cell.t + 1}, column ${cell.s + 1})`));
+    const map = headMap(layer, weights, { ...size, key: `${name} ${layer.layer} ${head}`, limit, cursors, show,
+      label: `Attention of head ${head} of ${layer.layer}, ${layer.queries.length} rows and ${layer.keys.length} `
+        + "columns. Arrow keys move between the cells." });
+    maps.push({ layer, ...map });
+    return html("figure", {}, html("figcaption", { class: "muted" }, `head ${head}`),
+      html("div", { class: "drawing" }, map.drawing));
+  }
+
   function drawMaps() {
     const shown = shownLayers();
-    const { validations } = example();
     const isPaired = shown.length > 1 && layers.clientWidth >= WIDE;
     const width = isPaired ? (layers.clientWidth - LAYER_GAP) / 2 : layers.clientWidth;
-    const last = shown[0].weights.length - 1;
-    const validation = Math.min(state.validation, last);
     maps = [];
     clear(layers, shown.map((layer) => {
       const every = layer.weights.map((_, place) => weightsAt(layer, place));
-      const limit = Math.max(0.01, every.flat(3).reduce((most, weight) => Math.max(most, weight), 0));
+      const limit = every.flat(3).reduce((most, weight) => Math.max(most, weight), 0.01);
       const size = mapSize(layer, width);
+      const heads = every[Math.min(state.validation, every.length - 1)];
       return html("div", { class: "block", style: `width: ${width}px` },
-        html("h4", { class: "layer" }, layer.layer, html("span", { class: "muted" }, ` colors from 0 to ${number(limit)}`)),
-        html("div", { class: "heads" }, every[validation].map((weights, head) => drawHead(layer, head, weights, limit, size))));
+        html("h4", { class: "layer" }, layer.layer,
+          html("span", { class: "muted" }, ` colors from 0 to ${number(limit)}`)),
+        html("div", { class: "heads" }, heads.map((weights, head) => drawHead(layer, head, weights, limit, size))));
     }));
-    if (validations) {
-      const at = `step ${validations[validation].toLocaleString("en")}`;
-      element(`${name}-at`).textContent = `Validation at ${at}`;
-      element(`${name}-validation`).setAttribute("aria-valuetext", at);
-    }
+  }
+
+  /** Return the slider of the validations of a training, or the step of the only one. */
+  function slider(steps) {
+    const last = steps.length - 1;
+    const text = () => `step ${steps[Math.min(state.validation, last)].toLocaleString("en")}`;
+    const at = html("span", { id: `${name}-at` }, `Validation at ${text()}`);
+    if (last === 0) return at;
+    const input = html("input", { type: "range", id: `${name}-validation`, "data-key": `${name}-validation`, min: 0,
+      max: last, value: Math.min(state.validation, last), "aria-valuetext": text(), oninput: () => {
+        state.validation = Number(input.value);
+        at.textContent = `Validation at ${text()}`;
+        input.setAttribute("aria-valuetext", text());
+        drawMaps();
+      } });
+    return html("label", { class: "field" }, at, input);
+  }
+
+  function rowsField(rows) {
+    const radio = (value, text) => html("label", { class: "check" }, html("input", { type: "radio", value,
+      name: `${name}-rows`, "data-key": `${name}-${value}`, checked: value === rows,
+      onchange: () => change({ rows: value }) }), text);
+    return html("fieldset", {}, html("legend", {}, "Rows"), radio("output", "model's output"),
+      radio("target", "target"));
+  }
+
+  function change(values) {
+    Object.assign(state, values);
+    draw();
   }
 
   function draw() {
     const { layers: sides, validations } = example();
     const rows = rowsOf();
-    const radio = (value, text) => html("label", { class: "check" }, html("input", { type: "radio", name: `${name}-rows`, value,
-      "data-key": `${name}-${value}`, checked: value === rows, onchange: () => { state.rows = value; draw(); } }), text);
+    const shown = shownLayers();
     clear(controls,
-      menu("Run", `${name}-run`, runs.map((run) => run.name), state.run, (run) => { Object.assign(state, { run, example: firstExample(runs[run][name]) }); draw(); }),
+      menu("Run", `${name}-run`, runs.map((run) => run.name), state.run,
+        (run) => change({ run, example: firstExample(runs[run][name]), layer: null })),
       menu("Example", `${name}-example`, runs[state.run][name].map(({ title }) => title), state.example,
-        (place) => { state.example = place; draw(); }),
-      Object.keys(sides).length > 1 ? html("fieldset", {}, html("legend", {}, "Rows"), radio("output", "model's output"), radio("target", "target")) : null,
-      validations ? menu("Layer", `${name}-layer`, sides[rows].map(({ layer }) => layer), sides[rows].indexOf(shownLayers()[0]),
-        (place) => { state.layer = place; draw(); }) : null,
-      validations?.length > 1 ? html("label", { class: "field" }, html("span", { id: `${name}-at` }),
-        html("input", { type: "range", id: `${name}-validation`, min: 0, max: validations.length - 1, "data-key": `${name}-validation`,
-          value: Math.min(state.validation, validations.length - 1), oninput: (event) => { state.validation = Number(event.target.value); drawMaps(); } }))
-        : html("span", { id: `${name}-at`, class: "muted" }));
-    if (validations?.length === 1) controls.append(html("span", { id: `${name}-validation`, hidden: true }));
-    const predicts = shownLayers().some((layer) => layer.predicts);
-    const hasGold = shownLayers().some((layer) => layer.gold.length > 0);
+        (place) => change({ example: place })),
+      Object.keys(sides).length > 1 ? rowsField(rows) : null,
+      validations ? [menu("Layer", `${name}-layer`, sides[rows].map(({ layer }) => layer),
+        sides[rows].indexOf(shown[0]), (layer) => change({ layer })), slider(validations)] : null);
+    const predicts = shown.some((layer) => layer.predicts);
+    const hasGold = shown.some((layer) => layer.gold.length > 0);
     caption.textContent = [predicts ? `Rows are ${rows === "output" ? "the model's own output" : "the target"}.` : "",
       hasGold ? "The gold alignment is outlined." : ""].filter(Boolean).join(" ");
     drawTexts();
@@ -209,7 +251,8 @@ function showTip(button, step) {
   clear(tip, stepText(step));
   tip.hidden = false;
   const box = button.getBoundingClientRect();
-  tip.style.left = `${Math.max(8, Math.min(box.left, document.documentElement.clientWidth - tip.offsetWidth - 8)) + window.scrollX}px`;
+  const most = document.documentElement.clientWidth - tip.offsetWidth - 8;
+  tip.style.left = `${Math.max(8, Math.min(box.left, most)) + window.scrollX}px`;
   tip.style.top = `${box.bottom + 6 + window.scrollY}px`;
 }
 
@@ -222,7 +265,8 @@ document.addEventListener("keydown", (event) => event.key === "Escape" && hideTi
 /** Return the parts of a text, of which those that differ are marked. */
 function marked(text, ranges = [], offset = 0) {
   const isMarked = (place) => ranges.some(([start, end]) => place >= start && place < end);
-  const bounds = [0, ...ranges.flat().map((place) => place - offset).filter((place) => place > 0 && place < text.length), text.length];
+  const within = ranges.flat().map((place) => place - offset).filter((place) => place > 0 && place < text.length);
+  const bounds = [0, ...within, text.length];
   return bounds.slice(1).map((end, k) => {
     const part = text.slice(bounds[k], end);
     return isMarked(bounds[k] + offset) ? html("span", { class: "differs" }, part) : part;
@@ -235,7 +279,7 @@ function marked(text, ranges = [], offset = 0) {
  * @param {function(number)} onshow is called with the index of the symbol.
  */
 function symbols({ prediction, steps, marks }, onshow = () => {}) {
-  const parts = [];
+  const [parts, buttons] = [[], []];
   let end = 0;
   for (const [place, step] of steps.entries()) {
     const start = step[0] === "EOS" ? prediction.length : prediction.indexOf(step[0], end);
@@ -246,11 +290,12 @@ function symbols({ prediction, steps, marks }, onshow = () => {}) {
       showTip(button, step);
       onshow(place);
     };
-    const button = html("button", { type: "button", class: step[0] === "EOS" ? "given end" : "given", tabindex: parts.some((part) => part.tabIndex === 0) ? -1 : 0,
-      "aria-describedby": "tip", style: `background: color-mix(in srgb, var(--warm) ${Math.round(40 * (1 - step[1]))}%, transparent)`,
-      onmouseenter: show, onfocus: show, onmouseleave: hideTip, onblur: hideTip },
+    const button = html("button", { type: "button", class: step[0] === "EOS" ? "given end" : "given",
+      tabindex: buttons.length > 0 ? -1 : 0, "aria-describedby": "tip", onmouseenter: show,
+      style: `background: ${heatColor(1 - step[1], "--warm")}`, onfocus: show, onmouseleave: hideTip, onblur: hideTip },
     step[0] === "EOS" ? "EOS" : marked(prediction.slice(start, end), marks?.[1], start));
     parts.push(button);
+    buttons.push(button);
   }
   const group = html("span", { role: "group", "aria-label": `Symbols of ${prediction}` }, parts, prediction.slice(end));
   rove(group);
@@ -280,47 +325,75 @@ function textTable(label, titles, rows, makeRow) {
 /** Return rows as a CSV file. */
 function csvOf(columns, rows) {
   const cell = (value) => `"${String(value ?? "").replaceAll('"', '""')}"`;
-  return [columns, ...rows.map((row) => columns.map((column) => row[column]))].map((row) => `${row.map(cell).join(",")}\r\n`).join("");
+  const lines = [columns, ...rows.map((row) => columns.map((column) => row[column]))];
+  return lines.map((line) => `${line.map(cell).join(",")}\r\n`).join("");
 }
 
 function errorsView(root, runs) {
-  const state = { run: 0, category: 0, search: "", which: runs.some((run) => run.wrong) ? "wrong" : "all" };
-  const [controls, count, body] = [html("div", { class: "controls" }), html("p", { class: "note", id: "p-count", role: "status" }),
-    html("div", { id: "p-table" })];
+  const state = { run: 0, category: 0, search: "", which: runs.some((run) => run.wrong) ? 0 : 2 };
+  const controls = html("div", { class: "controls" });
+  const count = html("p", { class: "note", id: "p-count", role: "status" });
+  const body = html("div", { id: "p-table" });
   root.append(controls, count, body);
-  const categoriesOf = (run) => ["all", ...new Set(run.predictions.map((line) => line.category).filter(Boolean))];
   let selected = [];
+
+  function categories() {
+    return [...new Set(runs[state.run].predictions.map((line) => line.category).filter(Boolean))].sort();
+  }
+
+  /** Return the titles and the texts of the columns after the prediction. */
+  function furtherColumns({ predictions }) {
+    const has = (name) => predictions.some((line) => (line[name] ?? null) !== null);
+    return [
+      ["split", new Set(predictions.map((line) => line.split)).size > 1, (line) => line.split],
+      ["category", has("category"), (line) => line.category ?? ""],
+      ["loss", true, (line) => line.nll?.toFixed(4) ?? "not finite"],
+      ["probability", has("probability"), (line) => line.probability?.toFixed(4) ?? ""],
+    ].filter(([, isShown]) => isShown);
+  }
 
   function drawTable() {
     const run = runs[state.run];
-    const category = state.category > 0 ? categoriesOf(run)[state.category] : null;
+    const category = state.category > 0 ? categories()[state.category - 1] : null;
     const wanted = state.search.toLowerCase();
-    selected = run.predictions.filter((line) => (state.which === "all" || line.correct === (state.which === "correct"))
+    selected = run.predictions.filter((line) => (state.which === 2 || line.correct === (state.which === 1))
       && (category === null || line.category === category)
       && [line.source, line.target, line.prediction].some((text) => text.toLowerCase().includes(wanted)));
-    count.textContent = `${run.wrong.toLocaleString("en")} of ${run.tested.toLocaleString("en")} predictions on the ${run.split} data are wrong; `
-      + `${selected.length} of ${run.predictions.length} in this page are shown, the largest loss first.`;
-    const has = (name) => run.predictions.some((line) => (line[name] ?? null) !== null);
-    const splits = new Set(run.predictions.map((line) => line.split));
-    const further = [["split", splits.size > 1, (line) => line.split], ["category", has("category"), (line) => line.category ?? ""],
-      ["loss", true, (line) => line.nll?.toFixed(4) ?? "not finite"],
-      ["probability", has("probability"), (line) => line.probability?.toFixed(4) ?? ""]].filter(([, isShown]) => isShown);
-    clear(body, textTable("Table of predictions", ["source", "target", "prediction", ...further.map(([name]) => name)], selected,
-      (line) => html("tr", {}, textCell(line.source, line.source), textCell(line.target, marked(line.target, line.marks?.[0])),
-        predictionCell(line), further.map(([, , text]) => html("td", {}, text(line))))));
+    count.textContent = `${run.wrong.toLocaleString("en")} of ${run.tested.toLocaleString("en")} predictions on the `
+      + `${run.split} data are wrong; ${selected.length} of ${run.predictions.length} in this page are shown, the `
+      + "largest loss first.";
+    const further = furtherColumns(run);
+    const titles = ["source", "target", "prediction", ...further.map(([title]) => title)];
+    clear(body, textTable("Table of predictions", titles, selected, (line) => html("tr", {},
+      textCell(line.source, line.source), textCell(line.target, marked(line.target, line.marks?.[0])),
+      predictionCell(line), further.map(([, , text]) => html("td", {}, text(line))))));
+  }
+
+  function download() {
+    const columns = ["source", "target", "prediction", "correct", "split", "category", "nll"];
+    downloadFile("predictions.csv", new Blob([csvOf(columns, selected)], { type: "text/csv" }));
   }
 
   function draw() {
-    const which = ["wrong", "correct", "all"];
+    const names = categories();
+    const search = html("input", { type: "search", id: "p-search", value: state.search,
+      placeholder: "source, target, prediction", oninput: () => {
+        state.search = search.value;
+        drawTable();
+      } });
+    const drawWith = (name) => (place) => {
+      state[name] = place;
+      drawTable();
+    };
     clear(controls,
-      menu("Run", "p-run", runs.map((run) => run.name), state.run, (run) => { Object.assign(state, { run, category: 0 }); draw(); }),
-      menu("Show", "p-which", which, which.indexOf(state.which), (place) => { state.which = which[place]; drawTable(); }),
-      menu("Category", "p-category", categoriesOf(runs[state.run]).slice(categoriesOf(runs[state.run]).length === 2 ? 1 : 0), state.category,
-        (place) => { state.category = place; drawTable(); }),
-      html("label", { class: "field" }, "Search", html("input", { type: "search", id: "p-search", "data-key": "p-search", value: state.search,
-        placeholder: "source, target, prediction", oninput: (event) => { state.search = event.target.value; drawTable(); } })),
-      html("button", { type: "button", id: "p-download", onclick: () => downloadFile("predictions.csv",
-        new Blob([csvOf(["source", "target", "prediction", "correct", "split", "category", "nll"], selected)], { type: "text/csv" })) }, "Download CSV"));
+      menu("Run", "p-run", runs.map((run) => run.name), state.run, (run) => {
+        Object.assign(state, { run, category: 0 });
+        draw();
+      }),
+      menu("Show", "p-which", ["wrong", "correct", "all"], state.which, drawWith("which")),
+      names.length > 1 ? menu("Category", "p-category", ["all", ...names], state.category, drawWith("category")) : null,
+      html("label", { class: "field" }, "Search", search),
+      html("button", { type: "button", id: "p-download", onclick: download }, "Download CSV"));
     drawTable();
   }
 
@@ -335,23 +408,33 @@ function disagreementsView(root, pairs) {
   function draw(chosen) {
     const { names, counts, rows } = pairs[chosen];
     clear(controls, menu("Systems", "d-pair", pairs.map((pair) => pair.names.join(" and ")), chosen, draw));
-    clear(body, html("p", { class: "note" }, `Only ${names[0]} is right on ${counts[0].toLocaleString("en")} examples, only ${names[1]} on ${counts[1].toLocaleString("en")}.`),
-      textTable("Table of disagreements", ["source", "target", ...names], rows, ({ source, target, predictions }) => html("tr", {},
-        textCell(source, source), textCell(target, target), predictions.map(predictionCell))));
+    const [first, second] = counts.map((count) => count.toLocaleString("en"));
+    const makeRow = ({ source, target, predictions }) => html("tr", {}, textCell(source, source),
+      textCell(target, target), predictions.map(predictionCell));
+    clear(body,
+      html("p", { class: "note" }, `Only ${names[0]} is right on ${first} examples, only ${names[1]} on ${second}.`),
+      textTable("Table of disagreements", ["source", "target", ...names], rows, makeRow));
   }
   draw(0);
 }
 
-const has = (name) => content.runs.filter((run) => run[name].length > 0);
-for (const [id, view, items] of [["attention", attentionView, has("attention")], ["history", attentionView, has("history")],
-  ["predictions", errorsView, has("predictions")], ["disagreements", disagreementsView, content.disagreements]]) {
+const runsWith = (name) => content.runs.filter((run) => run[name].length > 0);
+const views = [
+  ["attention", attentionView, runsWith("attention")],
+  ["history", attentionView, runsWith("history")],
+  ["predictions", errorsView, runsWith("predictions")],
+  ["disagreements", disagreementsView, content.disagreements],
+];
+const examples = content.runs.flatMap((run) => [...run.attention, ...run.history]);
+const numbersOfMaps = examples.map(({ layers }) => Object.values(layers)[0].reduce((sum, { heads }) => sum + heads, 0));
+document.querySelector(".views").classList.toggle("few", Math.max(0, ...numbersOfMaps) <= FEW_MAPS);
+for (const [id, view, items] of views) {
   if (items.length > 0) view(element(id), items, id);
   else element(id)?.remove();
 }
-const numbers = [...has("attention").flatMap((run) => run.attention), ...has("history").flatMap((run) => run.history)].map((example) =>
-  Object.values(example.layers)[0].reduce((sum, layer) => sum + layer.heads, 0));
-document.querySelector(".views").classList.toggle("few", Math.max(0, ...numbers) <= FEW_MAPS);
-if (numbers.length === 0) document.querySelector(".attention-section").remove();
+if (examples.length === 0) document.querySelector(".attention-section").remove();
 
 /* The explorer is a page of its own, whose addresses are relative to its own. */
-if (content.explorer) element("explorer").src = URL.createObjectURL(new Blob([content.explorer], { type: "text/html" }));
+if (content.explorer) {
+  element("explorer").src = URL.createObjectURL(new Blob([content.explorer], { type: "text/html" }));
+}

@@ -345,12 +345,16 @@ def test_slider_moves_through_the_training(html, two_runs, browser):
     steps = Run(two_runs[0]).attention_history["steps"]
     assert len(steps) > 1
     slider = browser.find_element(By.ID, "history-validation")
-    paths = "return [...document.querySelectorAll('#history .map path')].map(path => path.getAttribute('d')).join()"
-    last = browser.execute_script(paths)
-    assert slider.get_attribute("aria-valuetext") == f"step {steps[-1]}"
-    slider.send_keys(Keys.ARROW_LEFT)
-    assert browser.find_element(By.ID, "history-at").text == f"Validation at step {steps[-2]}"
-    assert browser.execute_script(paths) != last
+    layers = page_data(html.read_text())["runs"][0]["history"][0]["layers"]["target"]
+    layer = next(layer for layer in reversed(layers) if layer["gold"])
+    assert len(layer["weights"]) == len(steps)
+    for place, key in ((-1, Keys.END), (-2, Keys.ARROW_LEFT), (0, Keys.HOME)):
+        slider.send_keys(key)
+        assert slider.get_attribute("aria-valuetext") == f"step {steps[place]}"
+        assert browser.find_element(By.ID, "history-at").text == f"Validation at step {steps[place]}"
+        browser.find_element(By.CSS_SELECTOR, "#history .map").send_keys(Keys.HOME, Keys.ARROW_RIGHT)
+        weight = base64.b64decode(layer["weights"][place])[1] / 255
+        assert f" {weight:.2f} (row 1, column 2)" in browser.find_element(By.CSS_SELECTOR, "#history .live").text
 
 
 @pytest.mark.browser
