@@ -110,7 +110,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
         report([str(LSTM), "--output", str(page)])
-        screenshot(page, (0, 1990), "report.png")
+        screenshot(page, (0, 960), "report.png")
     if SWEEP.is_file():
         screenshot(SWEEP, (0, 1190), "sweep.png")
 

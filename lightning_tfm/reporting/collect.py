@@ -323,7 +323,10 @@ def _attention(predictor: Predictor, own: Sequence[Json], run: Run) -> Iterator[
         own: the texts of the user.
         run: the run, whose predictions are shown or, without any, the examples that were plotted after the test.
     """
-    described = [(content, {"title": f"your input: {_title(content['source'], content['output'])}"}) for content in own]
+    described: list[tuple[Json, Json]] = []
+    for content in own:
+        texts = {} if "ids" in content else {name: content[name] for name in ("source", "prediction")}
+        described.append((content, texts | {"title": f"your input: {_title(content['source'], content['output'])}"}))
     for line in _sample(run.predictions, 2 * EXAMPLES):
         mark = "\N{CHECK MARK}" if line["correct"] else "\N{BALLOT X}"
         title = f"{mark} {_title(line['source'], line['prediction'])}"
@@ -349,14 +352,14 @@ def _title(source: str, output: str) -> str:
 
 def _layer(layer: AttentionMap) -> Json:
     """Return a layer with its weights as base64-encoded bytes, where 255 is a weight of 1."""
-    shown = layer.cropped()
+    cropped = layer.cropped()
     return {
-        "layer": shown.layer,
-        "heads": shown.weights.size(0),
-        "queries": shown.queries,
-        "keys": shown.keys,
-        "gold": shown.gold,
-        "predicts": shown.predicts,
+        "layer": cropped.layer,
+        "heads": cropped.weights.size(0),
+        "queries": cropped.queries,
+        "keys": cropped.keys,
+        "gold": cropped.gold,
+        "predicts": cropped.predicts,
         "first": 0 if len(layer.queries) > MAX_POSITIONS else layer.first_target,  # the row of the first output symbol
-        "weights": [shown.encoded()],
+        "weights": [cropped.encoded()],
     }

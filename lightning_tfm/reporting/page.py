@@ -46,9 +46,9 @@ def render(pages: Sequence[RunPage], explorer: str = "") -> str:
         ]
         found = {"task": task, "charts": charts, "notes": notes, "categories": _categories(group)}
         groups.append(found | compared)
-        names = dict.fromkeys(page.group for page in group)
-        if len(names) > 1:
-            colors |= {name: PALETTE[place % len(PALETTE)] for place, name in enumerate(names)}
+        systems = list(dict.fromkeys(page.group for page in group))
+        if len(systems) > 1:
+            colors |= {name: PALETTE[place % len(PALETTE)] for place, name in enumerate(systems)}
             disagreements += _disagreements(group)
     names = [page.name for page in pages]
     settings = [page.settings for page in pages]
