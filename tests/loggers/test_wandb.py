@@ -28,6 +28,7 @@ from datamodules import Copy
 from lightning_tfm import loggers
 from lightning_tfm.callbacks.predictions import SAMPLES
 from lightning_tfm.errors import UserError
+from lightning_tfm.fit.arguments import with_options
 from lightning_tfm.fit.trainer_settings import CSV, WANDB, loggers_of_run
 from support.experiments import SETTINGS, fit, folder
 from support.processes import EXPERIMENTS, run, start_two
@@ -358,6 +359,19 @@ def test_fit_connects_before_data_setup(monkeypatch, command):
 def test_log_model_is_refused():
     with pytest.raises(UserError, match="log_model must be false, but is true; log_best keeps"):
         loggers.WandbLogger(log_model=True)
+
+
+def test_checkpoint_does_not_set_log_examples(tmp_path):
+    """A checkpoint of a stranger would otherwise let a test upload the user's data."""
+    logger = {"class_path": WANDB, "init_args": {"project": "mine", "log_examples": True}}
+    content = {
+        "experiment": {"name": "any", "config": yaml.safe_dump({"trainer": {"logger": [logger], "callbacks": []}})}
+    }
+    path = tmp_path / "any.ckpt"
+    path.touch()
+    arguments = with_options(["test", str(path)], tmp_path, lambda path: content)
+    (kept,) = yaml.safe_load(Path(arguments[2]).read_text())["trainer"]["logger"]
+    assert kept["init_args"] == {"save_dir": "runs", "project": "mine"}
 
 
 @pytest.mark.run
