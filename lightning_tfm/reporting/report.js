@@ -178,7 +178,7 @@ function attentionView(root, runs, name) {
       const size = mapSize(layer, width);
       const heads = every[Math.min(state.validation, every.length - 1)];
       return html("div", { class: "block", style: `width: ${width}px` },
-        html("h4", { class: "layer" }, layer.layer,
+        html("h3", { class: "layer" }, layer.layer,
           html("span", { class: "muted" }, ` colors from 0 to ${number(limit)}`)),
         html("div", { class: "heads" }, heads.map((weights, head) => drawHead(layer, head, weights, limit, size))));
     }));
