@@ -27,7 +27,7 @@ class LayerHistory(TypedDict):
     heads: int
     queries: list[str]
     keys: list[str]
-    gold: list[tuple[int, int]]
+    gold: Sequence[Sequence[int]]
     predicts: str
     weights: list[str]
 
