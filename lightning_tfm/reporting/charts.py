@@ -73,7 +73,7 @@ def make_chart(
 def _menu(rows: Sequence[Json], column: str) -> Any:
     """Return a parameter with a drop-down menu of the values in a column, if there are several."""
     names = list(dict.fromkeys(row[column] for row in rows))
-    menu = {"bind": altair.binding_select(options=names, name=f"{column} ")} if len(names) > 1 else {}
+    menu: Json = {"bind": altair.binding_select(options=names, name=f"{column} ")} if len(names) > 1 else {}
     return altair.param(name=column, value=names[0], **menu)
 
 
@@ -84,7 +84,7 @@ def _by_group(runs: Sequence[RunPage]) -> Json:
         From the seventh group on, colors repeat, and lines are dashed.
     """
     groups = list(dict.fromkeys(run.group for run in runs))
-    symbol = {"symbolType": "stroke", "symbolSize": LINE_LENGTH**2, "symbolOpacity": 1}
+    symbol: Json = {"symbolType": "stroke", "symbolSize": LINE_LENGTH**2, "symbolOpacity": 1}
     legend = altair.Legend(orient="top", direction="vertical", labelLimit=2 * MAX_LABEL_WIDTH, **symbol)
 
     def encode(channel: Any, values: list[Any]) -> Any:

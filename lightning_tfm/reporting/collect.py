@@ -227,7 +227,9 @@ def differences(target: str, prediction: str) -> list[list[tuple[int, int]]]:
     spans = [[match.span() for match in re.finditer(pattern, text)] for text in (target, prediction)]
     texts = (target, prediction)
     parts = [[text[slice(*span)] for span in spans_of] for text, spans_of in zip(texts, spans, strict=True)]
-    changes = [each for each in SequenceMatcher(None, *parts, autojunk=False).get_opcodes() if each[0] != "equal"]
+    changes = [
+        each for each in SequenceMatcher(a=parts[0], b=parts[1], autojunk=False).get_opcodes() if each[0] != "equal"
+    ]
     bounds = [[(first, last) for _, first, last, *_ in changes], [(first, last) for *_, first, last in changes]]
     return [
         [(spans_of[first][0], spans_of[last - 1][1]) for first, last in bounds_of if last > first]
