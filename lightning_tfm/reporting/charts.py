@@ -187,7 +187,8 @@ def _lengths(runs: Sequence[RunPage]) -> Json | None:
         tooltip=["run:N", f"{unit}:Q", altair.Tooltip("exact match:Q", format=".4f"), "pairs:Q"],
     )
     lines = curves.mark_line() + curves.mark_circle(size=36)
-    return make_chart("lengths", "Exact match by length", lines, HEIGHT, points)
+    rows = [{name: value for name, value in point.items() if name != "group"} for point in points]
+    return make_chart("lengths", "Exact match by length", lines, HEIGHT, rows)
 
 
 def _confusion(runs: Sequence[RunPage]) -> Json | None:
