@@ -48,7 +48,6 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     decoding.translations,
     framework.length_buckets,
     framework.trainer_overhead,
-    framework.threads,
     framework.start_up,
     framework.processes,
     framework.elastic,

@@ -65,9 +65,6 @@ ELASTIC = dict.fromkeys(("date_transformer", "date_gpt", "copy_attention_lstm"),
 )
 """Number of timed steps of each experiment whose elastic determinism is measured, from the largest batch down."""
 
-WIDTHS = (32, 64, 128, 256, 512)
-"""Values of d_model, by which the gain of further threads is measured."""
-
 LOGGED = 50
 """Batch whose loss must be the same on both sides: the first logged step of runs that do not accumulate batches."""
 
@@ -287,19 +284,6 @@ def trainer_overhead(full: bool) -> Iterator[Row]:
         more = [1000 / rate - 1000 / bare for rates, _ in rounds for rate, bare in rates]
         row, (_, checked) = f"{row} - bare loop, {name}", rounds[0]
         yield absolute_row(row, "ms a step", target, more, checked=checked, note=f"{note}; one thread")
-
-
-def threads(full: bool) -> Iterator[Row]:
-    """Measure the `fit` command with THREADS threads against one, by the width of a Transformer."""
-    name = "date_transformer"
-    for width in WIDTHS:
-        network = f"--model.network.init_args.d_model={width}", f"--model.network.init_args.d_ff={4 * width}"
-        ours, peer = (
-            Side(build_fit, name, *network, timed=TIMED_TOGETHER, threads=count, counts="steps")
-            for count in (THREADS, 1)
-        )
-        row, note = f"{THREADS} threads / 1 thread, {name}, d_model {width}", "the same cores, used by nothing else"
-        yield compared(row, "steps/s", "", ours, peer, same_loss, note=note)
 
 
 WITHOUT_PEER = """

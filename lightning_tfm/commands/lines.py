@@ -120,7 +120,7 @@ def draw_attention_of(
     source, text = content["source"], content.get("prediction", content["target"])
     if options.layer is not None:
         attention = layers[options.layer]
-    elif "alignments" in predictor.decoding_options:
+    elif text and "alignments" in predictor.decoding_options:  # an empty text has no rows but that of EOS
         predicts: Literal["output", "target"] = "output" if "prediction" in content else "target"
         attention = predictor.align(source, text)._replace(predicts=predicts)
     else:
