@@ -39,8 +39,8 @@ class AttentionLogger(Callback):
 
     During training, the run's folder contains the weights for the first validation examples, whose rows are those of
     the target, see `AttentionHistory`. After the test, it contains a plot of each layer for a few examples, and the
-    positional encodings if the network has any. The rows of these plots are those of the model's own output. If it is
-    wrong, a second plot has the rows of the target. The gold alignment of the target is outlined.
+    positional encodings if the network has any. The rows of these plots are those of the model's own output; the gold
+    alignment is outlined if it is right.
     """
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -89,14 +89,11 @@ class AttentionLogger(Callback):
         """Save plots of attention weights and positional encodings of a run; return their paths."""
         from lightning_tfm.plots.pictures import draw_attention, draw_positions, save_figure
 
-        pictures: list[Path] = []
+        pictures = []
         run.write_examples([example.content for example in examples])
         for row, title, content in track(trainer, examples, "drawing the attention of example"):
             for layer in (layer.cropped() for layer in module.attention(content)):
-                name = short_name(layer.layer) + ("_target" if layer.predicts == "target" else "")
-                path = run.attention_folder / Run.EXAMPLE_PICTURE.format(row, name)
-                if path in pictures:  # a layer that does not depend on the target
-                    continue
+                path = run.attention_folder / Run.EXAMPLE_PICTURE.format(row, short_name(layer.layer))
                 save_figure(draw_attention(layer, f"example {row}: {title}"), path, dpi=100)
                 pictures.append(path)
         for name, layer in module.network.named_modules():
@@ -108,10 +105,7 @@ class AttentionLogger(Callback):
 
 
 def predicted_examples(predictions: Sequence[tuple[int, Prediction]]) -> list[AttentionExample]:
-    """Return the first predictions, and those with the largest loss, as attention examples.
-
-    A wrong prediction is followed by an example of its target.
-    """
+    """Return the first predictions, and those with the largest loss, as attention examples."""
     worst = sorted(predictions, key=lambda line: worst_first(line[1]))[:NUM_EXAMPLES]
     examples = []
     for row, prediction in dict([*predictions[:NUM_EXAMPLES], *worst]).items():
@@ -120,9 +114,6 @@ def predicted_examples(predictions: Sequence[tuple[int, Prediction]]) -> list[At
         source, target, output = (short_title(" ".join(text.split())) for text in texts)
         title = f"{source}\ntrue: {target}\npredicted: {output}"
         examples.append(AttentionExample(row, title, {**prediction}))
-        if prediction["prediction"] != prediction["target"]:
-            of_target = {name: value for name, value in prediction.items() if name != "prediction"}
-            examples.append(AttentionExample(row, title, of_target))
     return examples
 
 

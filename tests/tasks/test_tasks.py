@@ -89,31 +89,13 @@ def test_attention_is_drawn_for_each_layer_of_a_few_examples(trained, task):
     network = load(trained / "checkpoints/best.ckpt").network
     layers = {name for name, module in network.named_modules() if isinstance(module, Attention)}
     pictures = [path.stem.split("_", 2) for path in (trained / "attention").glob("example_*.png")]
-    of_output = {layer for *_, layer in pictures if not layer.endswith("_target")}
-    assert of_output == {short_name(layer) for layer in layers}
-    assert len(of_output) == len(layers)
+    assert {layer for *_, layer in pictures} == {short_name(layer) for layer in layers}
+    assert len({layer for *_, layer in pictures}) == len(layers)
     assert 1 <= len({row for _, row, _ in pictures}) <= 4
     positions = {name for name, layer in network.named_modules() if isinstance(layer, Positions)}
     assert positions or "lstm" in task
     others = {path.stem for path in (trained / "attention").glob("*.png") if not path.stem.startswith("example_")}
     assert others == positions
-
-
-PAIRS = [name for name in TASKS if TASKS[name][0] == "Seq2SeqModule"]
-
-
-@pytest.mark.parametrize("task", PAIRS, indirect=True)
-def test_the_attention_of_the_target_is_drawn_for_wrong_outputs_only(trained, task):
-    predictor = load(trained / "checkpoints/best.ckpt")
-    pictures = {path.stem for path in (trained / "attention").glob("example_*.png")}
-    rows = {int(name.split("_")[1]) for name in pictures}
-    for row in rows:
-        prediction = Run(trained).predictions[row]
-        layers = [layer for layer in predictor.attention(prediction) if layer.predicts]
-        names = {f"example_{row:04}_{short_name(layer.layer)}_target" for layer in layers}
-        assert layers
-        assert (names <= pictures) is not prediction["correct"]
-        assert not (names & pictures and prediction["correct"])
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS if task.startswith("text")], indirect=True)
