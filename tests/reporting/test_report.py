@@ -620,7 +620,7 @@ def test_runs_of_a_group_have_one_color():
 
 
 def test_menus_of_one_option_and_charts_of_one_point_vanish():
-    run = page("a", curves={"val/loss": [(1, 2.0)], "heads/a/head_0/induction": [(1, 0.1), (2, 0.2)]})
+    run = page("a", curves={"val/loss": [(1, 2.0)], "val/heads/a/head_0/induction": [(1, 0.1), (2, 0.2)]})
     (chart,) = draw_charts([run])
     assert chart["id"] == "head-scores"
     assert not any("bind" in each for each in chart["spec"]["params"])
