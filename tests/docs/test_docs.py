@@ -329,7 +329,7 @@ def test_prose_of_notebooks(path, tmp_path):
 def test_notebooks_run(path, folder, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
+    NotebookClient(notebook, timeout=3_600, resources={"metadata": {"path": str(folder)}}).execute()
     for line in shell_lines(path):
         run_line(line, folder)
 
