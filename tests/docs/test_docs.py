@@ -191,7 +191,7 @@ SERVED = "lightning-tfm explore "
 def run_line(line, folder):
     """Run a line of a page in a folder, with fewer steps."""
     line = re.sub(r"\b\d+(\.\.\d+)?\b", lambda number: SMALLER.get(number[0], number[0]), line)
-    plain = re.sub(r"\$'(.*?)'", lambda quoted: shlex.quote(quoted[1].replace(r"\t", "\t")), line)  # as bash quotes tabs
+    plain = re.sub(r"\$'(.*?)'", lambda quoted: shlex.quote(quoted[1].replace(r"\t", "\t")), line)  # tabs
     words = shlex.split(plain, comments=True)
     if words[0] != "lightning-tfm" or "--trainer.devices" in words:  # the launcher of Lightning starts a program
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
