@@ -42,8 +42,9 @@ PAGE = (ROOT / "docs/reference/run_folder.md").read_text(encoding="utf-8")
 
 
 def test_the_examples_of_the_documentation_can_be_read(tmp_path):
-    for name, content in re.findall(r"`([a-z.]+)`:\n\n```.*\n([\s\S]*?)```", PAGE):
-        (tmp_path / name).write_text(content)
+    for name, content in re.findall(r"^`([a-z.]+)`.*:\n\n```.*\n([\s\S]*?)```", PAGE, re.MULTILINE):
+        joined = content.replace("\n ", " ") if name.endswith(".jsonl") else content  # the page breaks its lines
+        (tmp_path / name).write_text(joined)
     run = Run(tmp_path)
     assert run.summary.headline == ("test/exact_match", run.summary.metrics["test/exact_match"])
     assert run.starts[0]["format"] == FORMAT
