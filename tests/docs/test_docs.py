@@ -58,7 +58,7 @@ SHELL = ("", "console", "{code-block} console")
 def shell_lines(path, code=None):
     """Return the lines of a page, or of one of its blocks, that are typed into a shell."""
     prompts = any("$ " in block for block in blocks(path, *SHELL))  # on a page with prompts, other lines are output
-    shown = "\n".join(blocks(path, *SHELL) if code is None else [code]).replace("\\\n", " ")
+    shown = re.sub(r"\\\n\s*", "", "\n".join(blocks(path, *SHELL) if code is None else [code]))
     lines = [line for line in shown.splitlines() if line.startswith("$ ") or not prompts]
     return [line.removeprefix("$ ").strip() for line in lines if line]
 
