@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +13,6 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lightning_tfm.callbacks.compile import Compile
 from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.callbacks.summary import evaluated_prefix, evaluated_splits
 from lightning_tfm.callbacks.training_progress import track
@@ -48,13 +47,10 @@ class AttentionLogger(Callback):
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking or folder is None:
             return
         module, run = cast(TaskModule, pl_module), Run(folder)
-        # A compiled network would be compiled again for other shapes, also that of the training.
-        is_compiled = any(isinstance(other, Compile) for other in trainer.callbacks)
-        with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
-            maps = [
-                (title, module.attention(content))  # on all processes, since they may divide the heads
-                for title, content in first_examples(module, getattr(loader, "dataset", None))
-            ]
+        maps = [
+            (title, module.attention(content))  # on all processes, since they may divide the heads
+            for title, content in first_examples(module, getattr(loader, "dataset", None))
+        ]
         examples = [_recorded(title, layers) for title, layers in maps if layers]
         if examples and trainer.is_global_zero:
             history: AttentionHistory | None = None

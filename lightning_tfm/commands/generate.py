@@ -11,15 +11,7 @@ from dataclasses import fields
 
 import torch
 
-from lightning_tfm.commands.lines import (
-    LineOutput,
-    add_attention,
-    check_attention,
-    draw_attention_of,
-    json_line,
-    load_predictor,
-    read_chunks,
-)
+from lightning_tfm.commands.lines import AttentionFigure, LineOutput, json_line, load_predictor, read_chunks
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference import LinePrediction, OutputStep, Predictor, clean_line
@@ -46,7 +38,7 @@ MAX_WIDTH = 120
 def generate(arguments: list[str]) -> int:
     """Write the output for each line of input; the exit status is 1 if there is none for a line."""
     options = make_parser().parse_intermixed_args(arguments)
-    columns = check_attention(options)
+    figure = AttentionFigure(options)
     if options.beam_size is None:
         options.beam_size = options.n_best
     options.steps = options.json or (len(options.texts) == 1 and sys.stdout.isatty())
@@ -66,8 +58,8 @@ def generate(arguments: list[str]) -> int:
             predictions = predictor.predict(lines, decoding, generator, output.bar.update)
             numbered = enumerate(zip(lines, predictions, strict=True), start=output.done + 1)
             texts = [_format(predictor, number, line, prediction, options) for number, (line, prediction) in numbered]
-            if options.figure is not None and (text := predictions[0].text) is not None:
-                draw_attention_of(predictor, predictor.example(lines[0], text), options, columns)
+            if figure.path is not None and (text := predictions[0].text) is not None:
+                figure.save(predictor, predictor.example(lines[0], text))
             failures = sum(prediction.outputs is None for prediction in predictions)
             output.write(texts, [prediction.note for prediction in predictions], failures)
     return 1 if output.failures else 0
@@ -123,7 +115,7 @@ def make_parser() -> CommandParser:
         help="write a JSON object per output, with the probabilities of its symbols and of their alternatives",
     )
     form.add_argument("--show-attention", action="store_true", help="draw the attention as text, if it fits")
-    add_attention(parser, "output")
+    AttentionFigure.add_options(parser, "output")
     parser.add_trust_package()
     return parser
 

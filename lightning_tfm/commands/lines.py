@@ -80,54 +80,61 @@ def load_predictor(options: Namespace) -> Predictor:
     return predictor
 
 
-def add_attention(parser: CommandParser, rows: str) -> None:
-    """Add the options of the figure of attention, whose rows are those of an output or of a target."""
-    parser.add_figures(figure=f"draw the attention for one TEXT, with the rows of the {rows},")
-    parser.add_argument(
-        "--layer",
-        metavar="NAME",
-        help="layer whose heads the figure shows, such as decoder.0.cross_attention (default: the weights that define "
-        "the alignment or, without one, the last layer)",
-    )
+class AttentionFigure:
+    """Figure of the attention for one text, of `generate` and `score`.
 
-
-def check_attention(options: Namespace) -> int | None:
-    """Check the options of the figure of attention; see `check_figures`."""
-    if options.figure is not None and len(options.texts) != 1:
-        raise UserError(f"--figure must be set for one TEXT, but there are {len(options.texts)}; name one")
-    if options.layer is not None and options.figure is None:
-        raise UserError(f"--layer must be set for --figure only, but is {options.layer!r}; add --figure FILE")
-    return check_figures(options, "figure")
-
-
-def draw_attention_of(
-    predictor: Predictor, content: Mapping[str, Any], options: Namespace, columns: int | None
-) -> None:
-    """Save the figure of attention for the content of an AttentionExample.
+    Args:
+        options: the options of the command, see `add_options`.
 
     Raises:
-        UserError: if the network has no attention weights, or not the layer.
+        UserError: if an option is not valid.
     """
-    from lightning_tfm.plots.pictures import draw_attention, missing_glyphs_named, save_figure  # slow to import
 
-    layers = {layer.layer: layer for layer in predictor.attention(content)}
-    if not layers:
-        raise UserError(
-            f"--figure needs attention weights, but {type(predictor.network).__name__} has none; leave it out"
+    def __init__(self, options: Namespace) -> None:
+        self.path, self.layer = options.figure, options.layer
+        if self.path is not None and len(options.texts) != 1:
+            raise UserError(f"--figure must be set for one TEXT, but there are {len(options.texts)}; name one")
+        if self.layer is not None and self.path is None:
+            raise UserError(f"--layer must be set for --figure only, but is {self.layer!r}; add --figure FILE")
+        self.columns = check_figures(options, "figure")
+
+    @staticmethod
+    def add_options(parser: CommandParser, rows: str) -> None:
+        """Add the options of a figure, whose rows are those of an output or of a target."""
+        parser.add_figures(figure=f"draw the attention for one TEXT, with the rows of the {rows},")
+        parser.add_argument(
+            "--layer",
+            metavar="NAME",
+            help="layer whose heads the figure shows, such as decoder.0.cross_attention (default: the weights that "
+            "define the alignment or, without one, the last layer)",
         )
-    if options.layer is not None and options.layer not in layers:
-        raise UserError(f"--layer must be one of {', '.join(layers)}, but is {options.layer!r}")
-    source, text = content["source"], content.get("prediction", content["target"])
-    if options.layer is not None:
-        attention = layers[options.layer]
-    elif text and "alignments" in predictor.decoding_options:  # an empty text has no rows but that of EOS
-        predicts: Literal["output", "target"] = "output" if "prediction" in content else "target"
-        attention = predictor.align(source, text)._replace(predicts=predicts)
-    else:
-        attention = [*layers.values()][-1]
-    title = f"{short_title(source)} \N{RIGHTWARDS ARROW} {short_title(text)}"
-    with missing_glyphs_named():
-        save_figure(draw_attention(attention.cropped(), title, columns), options.figure)
+
+    def save(self, predictor: Predictor, content: Mapping[str, Any]) -> None:
+        """Save the figure for the content of an AttentionExample.
+
+        Raises:
+            UserError: if the network has no attention weights, or not the layer.
+        """
+        from lightning_tfm.plots.pictures import draw_attention, missing_glyphs_named, save_figure  # slow to import
+
+        layers = {layer.layer: layer for layer in predictor.attention(content)}
+        if not layers:
+            raise UserError(
+                f"--figure needs attention weights, but {type(predictor.network).__name__} has none; leave it out"
+            )
+        if self.layer is not None and self.layer not in layers:
+            raise UserError(f"--layer must be one of {', '.join(layers)}, but is {self.layer!r}")
+        source, text = content["source"], content.get("prediction", content["target"])
+        if self.layer is not None:
+            attention = layers[self.layer]
+        elif text and "alignments" in predictor.decoding_options:  # an empty text has no rows but that of EOS
+            predicts: Literal["output", "target"] = "output" if "prediction" in content else "target"
+            attention = predictor.align(source, text)._replace(predicts=predicts)
+        else:
+            attention = [*layers.values()][-1]
+        title = f"{short_title(source)} \N{RIGHTWARDS ARROW} {short_title(text)}"
+        with missing_glyphs_named():
+            save_figure(draw_attention(attention.cropped(), title, self.columns), self.path)
 
 
 def read_chunks(options: Namespace, files: ExitStack, one_by_one: bool) -> Iterator[list[str]]:

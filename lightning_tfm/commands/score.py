@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from lightning_tfm.commands.lines import (
-    LineOutput,
-    add_attention,
-    check_attention,
-    draw_attention_of,
-    json_line,
-    load_predictor,
-    read_chunks,
-)
+from lightning_tfm.commands.lines import AttentionFigure, LineOutput, json_line, load_predictor, read_chunks
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.inference import Score
 from lightning_tfm.runs.names import HELP
@@ -25,7 +17,7 @@ def score(arguments: list[str]) -> int:
         The exit status: 1 if a line could not be scored, 0 otherwise.
     """
     options = make_parser().parse_intermixed_args(arguments)
-    columns = check_attention(options)
+    figure = AttentionFigure(options)
     predictor = load_predictor(options)
     with ExitStack() as files:
         chunks = read_chunks(options, files, one_by_one=False)
@@ -35,8 +27,8 @@ def score(arguments: list[str]) -> int:
             numbered = enumerate(zip(lines, scores, strict=True), start=output.done + 1)
             texts = [_format(number, line, value, options.json) for number, (line, value) in numbered]
             failures = sum(value.log_probability is None for value in scores)
-            if options.figure is not None and not failures:
-                draw_attention_of(predictor, predictor.given_example(lines[0]), options, columns)
+            if figure.path is not None and not failures:
+                figure.save(predictor, predictor.given_example(lines[0]))
             output.write(texts, [value.note for value in scores], failures)
     return 1 if output.failures else 0
 
@@ -64,6 +56,6 @@ def make_parser() -> CommandParser:
         action="store_true",
         help="write a JSON object per line, with the probabilities of its symbols and of their alternatives",
     )
-    add_attention(parser, "given target")
+    AttentionFigure.add_options(parser, "given target")
     parser.add_trust_package()
     return parser

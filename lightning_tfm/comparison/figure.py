@@ -118,13 +118,10 @@ def draw_curves(comparisons: Sequence[Comparison], columns: int | None = None) -
 
 def _curve(group: Group, metric: str) -> dict[int, list[float]]:
     """Return the finite values of a metric, one for each seed, at each training step at which all seeds have one."""
-    curves: list[dict[int, float]] = []
-    for run in group.runs:
-        rows, _ = run.read_rows()
-        points = {
-            int(row["step"]) + 1: float(row[metric]) for row in rows if row.get(metric)
-        }  # Lightning counts from 0
-        curves.append({step: value for step, value in points.items() if math.isfinite(value)})
+    curves = [
+        {int(row["step"]) + 1: row[metric] for row in run.metrics() if math.isfinite(row.get(metric, math.nan))}
+        for run in group.runs  # Lightning counts steps from 0
+    ]
     return {step: [curve[step] for curve in curves] for step in sorted(set.intersection(*map(set, curves)))}
 
 

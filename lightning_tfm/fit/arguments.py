@@ -29,13 +29,12 @@ SAVING = ("ModelCheckpoint", "OnExceptionCheckpoint")
 
 def with_underscores(arguments: list[str]) -> list[str]:
     """Spell the names of settings as in YAML, with underscores, in place of which hyphens are accepted."""
-    names = (argument.partition("=")[0] for argument in arguments)
-    return [
-        name.replace("-", "_").replace("__", "--", 1) + argument.removeprefix(name)
-        if name.startswith("--")
-        else argument
-        for name, argument in zip(names, arguments, strict=True)
-    ]
+
+    def spelled(argument: str) -> str:
+        name, equals, value = argument.partition("=")
+        return f"--{name[2:].replace('-', '_')}{equals}{value}" if name.startswith("--") else argument
+
+    return [*map(spelled, arguments)]
 
 
 def with_options(arguments: list[str], folder: Path, read: Callable[[Path], dict[str, Any]] = read_index) -> list[str]:
