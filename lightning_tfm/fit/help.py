@@ -46,7 +46,7 @@ def help_text(command: str) -> str:
     is_fit = command == "fit"
     settings = SETTINGS.format(
         seed="seed; for several: --seeds 1..6, --jobs N at a time" if is_fit else "seed of the data and the weights",
-        ckpt_path="resume: last, the folder of a run, or a file"
+        ckpt_path="resume: last, a run, or a file"
         if is_fit
         else "with --config: the checkpoint, or last",
         data=_column(f"{', '.join(_classes('data'))}; .batch_size N"),

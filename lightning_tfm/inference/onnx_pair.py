@@ -87,6 +87,7 @@ def convert(predictor: Predictor) -> OnnxPair:
         raise UserError(f"torch cannot export {type(network).__name__}: {reason}; try safetensors") from None
 
 
+LOGCUMSUMEXP = torch.ops.aten.logcumsumexp.default
 SIZES, STEPS = ((3, 5), (4, 7)), (2, 4)
 """Rows and lengths, and numbers of decoding steps, of two examples: axes whose sizes differ are dynamic."""
 
@@ -353,7 +354,9 @@ def _trace(
         (head_mask, [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in examples[0]]),
         dynamic_shapes=(None, shapes),
         prefer_deferred_runtime_asserts_over_guards=True,
-    ).run_decompositions({torch.ops.aten.logcumsumexp.default: _logcumsumexp})
+    )
+    if LOGCUMSUMEXP in {node.target for node in program.graph.nodes}:  # which ONNX lacks
+        program = program.run_decompositions({LOGCUMSUMEXP: _logcumsumexp})
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is missing
     exported = torch.onnx.export(
         program,

@@ -98,6 +98,12 @@ def test_last_is_the_newest_run_that_has_not_finished(steps, tmp_path):
     assert (resumption.run.name, resumption.extends) == ("version_0", False)
 
 
+@pytest.mark.parametrize("name", ["version_0", "date/version_0"])
+def test_a_run_is_named_without_its_parent_folders(name, tmp_path):
+    write_runs(tmp_path / "date", None, None)
+    assert find_run(name, tmp_path / "date", 10).run == tmp_path / "date/version_0"
+
+
 def test_last_without_an_intact_checkpoint_is_refused(tmp_path):
     write_runs(tmp_path, None)
     last = tmp_path / "version_0/checkpoints/last.ckpt"
