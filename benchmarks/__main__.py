@@ -47,6 +47,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     decoding.against_ctranslate2,
     decoding.translations,
     framework.length_buckets,
+    framework.threads,
     framework.trainer_overhead,
     framework.start_up,
     framework.processes,

@@ -65,6 +65,9 @@ ELASTIC = dict.fromkeys(("date_transformer", "date_gpt", "copy_attention_lstm"),
 )
 """Number of timed steps of each experiment whose elastic determinism is measured, from the largest batch down."""
 
+WIDTHS = 32, 64, 128, 256
+"""Widths of the networks in `threads`."""
+
 LOGGED = 50
 """Batch whose loss must be the same on both sides: the first logged step of runs that do not accumulate batches."""
 
@@ -262,6 +265,15 @@ def same_loss(ours: Facts, peer: Facts) -> str:
     """Check that both sides perform the same steps, by comparing the loss of step LOGGED."""
     torch.testing.assert_close(ours["loss"], peer["loss"], rtol=1e-3, atol=0)
     return f"the same loss in step {LOGGED}"
+
+
+def threads(full: bool) -> Iterator[Row]:
+    """Measure training with two threads against one, by the width of the network."""
+    name = "date_transformer"
+    for width in WIDTHS:
+        sizes = f"--model.network.d_model={width}", f"--model.network.d_ff={4 * width}"
+        sides = (Side(build_fit, name, *sizes, timed=TIMED_TOGETHER, threads=n, counts="steps") for n in (2, 1))
+        yield compared(f"two threads / one, {name} of width {width}", "steps/s", "", *sides, same_loss)
 
 
 def trainer_overhead(full: bool) -> Iterator[Row]:

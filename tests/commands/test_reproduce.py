@@ -58,7 +58,7 @@ def reproduced(tmp_path_factory):
 
     def reproduce(folder):
         write_project(folder)
-        child = run("reproduce", "--seeds", "4..5", cwd=folder)
+        child = run("reproduce", "--seeds", "4..5", cwd=folder, forks=True)
         assert child.wait() == 1, child.err.read_text()
 
     return made_once("reproduced", reproduce, tmp_path_factory)
@@ -97,7 +97,7 @@ def test_claims_and_results(reproduced):
 @pytest.mark.run
 def test_interrupted_reproduction_is_resumed(project):
     arguments = ("reproduce", "copy_gpt", "experiments/copy_attention_lstm.yaml", "--seeds", "4", "--output", "out")
-    child = start(*arguments, cwd=project)
+    child = start(*arguments, cwd=project, forks=True)
     child.wait_until(lambda: [*project.glob("out/copy_attention_lstm/*/checkpoints/last.ckpt")])
     child.process.terminate()
     assert child.wait() == 143
@@ -108,7 +108,7 @@ def test_interrupted_reproduction_is_resumed(project):
     (first,) = (project / "out").glob("copy_gpt/*/summary.json")
     written = first.stat().st_mtime_ns
 
-    child = run(*arguments, cwd=project)
+    child = run(*arguments, cwd=project, forks=True)
     assert child.wait() == 1, child.err.read_text()
     assert first.stat().st_mtime_ns == written, "finished runs are not repeated"
     (starts,) = (project / "out").glob("copy_attention_lstm/*/provenance.json")

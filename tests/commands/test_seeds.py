@@ -44,7 +44,7 @@ def alone(cwd, seed):
 
 @pytest.mark.run
 def test_seeds_are_ordinary_runs(tmp_path):
-    child = run(*seeded("--seeds", "4,7", "--jobs=2"), cwd=tmp_path).finish()
+    child = run(*seeded("--seeds", "4,7", "--jobs=2"), cwd=tmp_path, forks=True).finish()
     runs = summaries(tmp_path)
     assert sorted(runs) == [4, 7]
     assert runs[7] == alone(tmp_path, 7)
@@ -57,7 +57,7 @@ def test_seeds_are_ordinary_runs(tmp_path):
 @pytest.mark.run
 def test_interrupted_seeds_are_resumed(tmp_path):
     arguments = seeded("--seeds=4..5")
-    child = start(*arguments, cwd=tmp_path)
+    child = start(*arguments, cwd=tmp_path, forks=True)
     child.wait_until((tmp_path / FOLDER / "version_1/checkpoints/last.ckpt").exists)
     child.process.terminate()
     assert child.wait() == 143
@@ -66,7 +66,7 @@ def test_interrupted_seeds_are_resumed(tmp_path):
     assert command.endswith(" --seeds=4..5 --ckpt_path last")
     written = (tmp_path / FOLDER / "version_0/summary.json").stat().st_mtime_ns
 
-    child = run(*arguments, "--ckpt_path", "last", cwd=tmp_path).finish()
+    child = run(*arguments, "--ckpt_path", "last", cwd=tmp_path, forks=True).finish()
     assert "seed 4: finished before, runs/copy_gpt/version_0\n" in child.out.read_text()
     assert (tmp_path / FOLDER / "version_0/summary.json").stat().st_mtime_ns == written
     assert len(list((tmp_path / FOLDER).glob("version_*"))) == 2
@@ -76,11 +76,11 @@ def test_interrupted_seeds_are_resumed(tmp_path):
 @pytest.mark.run
 def test_surviving_runs_are_awaited(tmp_path):
     arguments = seeded("--seeds=4..5", **{"trainer.max_steps": 300})
-    child = start(*arguments, cwd=tmp_path)
+    child = start(*arguments, cwd=tmp_path, forks=True)
     child.wait_until((tmp_path / FOLDER / "version_0/checkpoints/last.ckpt").exists)
     child.process.kill()
     assert child.wait() == -9
-    child = run(*arguments, "--ckpt_path", "last", cwd=tmp_path).finish()
+    child = run(*arguments, "--ckpt_path", "last", cwd=tmp_path, forks=True).finish()
     assert "seed 4: finished before, runs/copy_gpt/version_0\n" in child.out.read_text()
     assert sorted(summaries(tmp_path)) == [4, 5]
 

@@ -35,7 +35,7 @@ LAYOUTS = {
 TOLERANCE = 1e-5
 
 
-UNDIVIDED = {"model.init_args.network.init_args.dropout": 0.0, "trainer.max_steps": 50}
+UNDIVIDED = {"model.init_args.network.init_args.dropout": 0.0, "trainer.max_steps": 24}
 """Settings of runs that are compared with one process; with data parallelism, each process has its own dropout."""
 
 
