@@ -32,6 +32,7 @@ LSTM, TRANSFORMER, CLASSIFIER = (
     Path("runs") / name / "version_0"
     for name in ("date_attention_lstm", "toy_translation_transformer", "polarity_classifier")
 )
+SHORT = LSTM.with_name("short")
 
 SWEEP = Path("runs/sweeps/date_attention_lstm/sweep.html")
 
@@ -109,7 +110,7 @@ def main() -> None:
     curves([LSTM, TRANSFORMER])
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
-        report([str(LSTM), "--output", str(page)])
+        report([str(SHORT), "--output", str(page)])
         screenshot(page, (0, 960), "report.png")
     if SWEEP.is_file():
         screenshot(SWEEP, (0, 1190), "sweep.png")

@@ -1,4 +1,4 @@
-"""`lightning-tfm report`: show runs on one page: results, attention, errors, curves, settings."""
+"""`lightning-tfm report`: show runs on one page: results, attention, errors, curves."""
 
 from __future__ import annotations
 

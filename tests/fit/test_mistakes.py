@@ -231,7 +231,7 @@ def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(mistake, tmp_path)
     ("options", "message"),
     [
         (["--config", "none.yaml"], "--config must name a readable YAML file, but 'none.yaml' is not"),
-        (["--config", EXPERIMENTS], "experiments' is not: Is a directory"),
+        (["--config", EXPERIMENTS], "experiments' must be a YAML file or the name of an experiment, but is a folder"),
         (["--data", "a/b.yaml"], f"data must be a class, such as {SPEC}, but is a/b.yaml"),
         (["--data.class_path=[a, b]"], "data must be a class"),
         (["--data.init_args=[a]"], "data must be a class"),

@@ -76,7 +76,7 @@ EARLY = {
 
 LATE = {
     "fit copy_gpt": {
-        "--max-step 3": ("'max-step'", "'trainer.max_steps'"),
+        "--max-step 3": ("'max_step'", "'trainer.max_steps'"),
         "--trainer.epochs 3": ("'trainer.epochs'", "'trainer.max_epochs'"),
         "--model.lr 0.1": ("'lr' of lightning_tfm.Seq2SeqModule", "'model.optimizer.lr'"),
         "--model.network.hidden_size 64": ("'hidden_size' of lightning_tfm.GPT", "'d_model'"),
