@@ -32,7 +32,7 @@ LSTM, TRANSFORMER, CLASSIFIER = (
     Path("runs") / name / "version_0"
     for name in ("date_attention_lstm", "toy_translation_transformer", "polarity_classifier")
 )
-SHORT = LSTM.with_name("short")
+SHORT = Path("runs/short/version_0")
 
 SWEEP = Path("runs/sweeps/date_attention_lstm/sweep.html")
 
