@@ -99,7 +99,7 @@ class TableReader:
         if names not in self.inferred and not names_columns(names, rows):
             return False
         self.inferred.append(names)
-        listed = ", ".join(names)
+        listed = ", ".join(f"{name:.40}" for name in names)
         rank_zero_print(f"the first line of {path} names its columns: {listed}; set header to false if it is data")
         return True
 
@@ -110,7 +110,7 @@ class TableReader:
             number, rule = column, f"from 1 to {len(names)}"
             if isinstance(column, str):
                 number = names.index(column) + 1 if header and column in names else 0
-                rule = f"which has {', '.join(names) if header else 'no header'}"
+                rule = f"which has {', '.join(f'{name:.40}' for name in names) if header else 'no header'}"
             if isinstance(number, int):
                 if not 1 <= number <= len(names):
                     raise UserError(f"{setting} must be a column of {str(path)!r}, {rule}, but is {column!r}")
@@ -205,13 +205,15 @@ def _read_rows(path: Path, encoding: str) -> Iterator[Row]:
         widths = [len(fields) for _, fields in part]
         num_columns = num_columns or widths[0]
         if num_columns < 2 or widths.count(num_columns) < len(widths):
-            wanted = f"a {name} between its fields"
+            wanted, hint = f"a {name} between its fields", ""
             if num_columns > 1:
                 wanted = f"as many {name}s as the first ({num_columns - 1})"
+            elif separator == "\t":
+                hint = "; replace its separators by tabs, or rename a file of commas or semicolons to .csv"
             row = next(row for row, width in enumerate(widths) if num_columns < 2 or width != num_columns)
-            raise UserError(
-                f"{str(path)!r} must have {wanted} in each line, but line {part[row][0]} has {widths[row] - 1}"
-            )
+            line, fields = part[row]
+            shown = f"{widths[row] - 1}: {separator.join(fields)!r:.60}"
+            raise UserError(f"{str(path)!r} must have {wanted} in each line, but line {line} has {shown}{hint}")
         yield from part
 
 

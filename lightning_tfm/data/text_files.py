@@ -78,8 +78,12 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     try:
         data = path.read_bytes()
         data = gzip.decompress(data) if path.suffix.lower() == ".gz" else data
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"the file {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except gzip.BadGzipFile as error:
+        raise UserError(f"the file {str(path)!r} cannot be read: {error}; rename it without .gz") from None
+    except (EOFError, zlib.error) as error:
+        raise UserError(f"the file {str(path)!r} cannot be read: {error}; copy it again") from None
+    except OSError as error:
+        raise UserError(f"the file {str(path)!r} cannot be read: {error.strerror or error}") from None
     return decode_text(data, str(path), encoding)
 
 
@@ -98,14 +102,15 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
     except UnicodeError as error:
         line = data[: getattr(error, "start", 0)].count(b"\n") + 1
         raise UserError(
-            f"the file {name!r} must be in encoding {encoding}, but its line {line} is not; set its encoding"
+            f"the file {name!r} must be in encoding {encoding}, but its line {line} is not; set its encoding, such as "
+            "latin-1"
         ) from None
     except LookupError:  # also for codecs such as "zip"
         raise UserError(
             f"encoding must be a text encoding known to Python, but is {encoding!r}; try utf-8 or latin-1"
         ) from None
     if is_binary or "\0" in text:
-        raise UserError(f"the file {name!r} must hold text, but is binary: it holds zero bytes")
+        raise UserError(f"the file {name!r} must hold text, but is binary: it holds zero bytes; save it as text")
     text = normalize_text(text.removeprefix("\ufeff").replace("\r\n", "\n"))
     if "\n" not in text:
         text = text.replace("\r", "\n")  # of the classic Mac OS

@@ -159,6 +159,17 @@ def test_a_first_line_unlike_the_others_is_a_header(first, lines, is_header, tmp
         assert len(Tsv(table, table, header=header).pairs("train")) == len(lines) + (not header)
 
 
+def test_long_names_of_columns_are_shortened_in_messages(tmp_path, capsys):
+    first = f"{'a' * 1_000}\tb"
+    table = write_lines(tmp_path / "table.tsv", [first, *PRONOUNCED])
+    with pytest.raises(UserError) as error:
+        Tsv(table, table, source="word", header=True)
+    Tsv(table, table)
+    for message in (str(error.value), capsys.readouterr().err):
+        assert f"{'a' * 40}, b" in message
+        assert "a" * 41 not in message
+
+
 @pytest.mark.parametrize("read", [Tsv, ParallelText, Sentiment])
 def test_a_header_of_the_training_table_is_one_in_each_split(read, tmp_path):
     """A header above few rows cannot be told from data by itself."""

@@ -16,12 +16,14 @@ from support.corpora import reviews, text_file, texts_in, write_label_folders, w
 
 
 @pytest.mark.parametrize(
-    "content", [gzip.compress(b"text\n" * 100, mtime=0)[:-9], b"no gzip"], ids=["truncated", "no gzip"]
+    ("content", "fix"),
+    [(gzip.compress(b"text\n" * 100, mtime=0)[:-9], "copy it again"), (b"no gzip", "rename it without .gz")],
+    ids=["truncated", "no gzip"],
 )
-def test_a_damaged_gzip_file_is_named_in_the_error(content, tmp_path):
+def test_a_damaged_gzip_file_is_named_in_the_error(content, fix, tmp_path):
     path = tmp_path / "text.gz"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"text.gz' cannot be read"):
+    with pytest.raises(UserError, match=rf"text.gz' cannot be read: .*; {fix}"):
         read_text(path)
 
 
@@ -31,7 +33,7 @@ def test_texts_are_decoded_by_their_encoding(tmp_path):
     assert read_text(path, "U16") == read_text(path, "utf_16") == "größe"
     for encoding in ("utf-8", "utf-16", "utf-32"):
         path.write_text("a\0b", encoding=encoding)
-        with pytest.raises(UserError, match="is binary: it holds zero bytes"):
+        with pytest.raises(UserError, match="is binary: it holds zero bytes; save it as text"):
             read_text(path, encoding)
     path.write_text("größe", encoding="latin-1")
     for encoding in ("utf-9", "hex", "zip", "rot13"):  # the last three are not text encodings

@@ -123,10 +123,10 @@ LATE = {
     },
     "fit tsv_transformer --data.val good.tsv": {
         "--data.train none.tsv": ("'none.tsv'", "LIGHTNING_TFM_DATA"),
-        "--data.train one_column.tsv": ("'one_column.tsv' must have a tab", "line 1"),
+        "--data.train one_column.tsv": ("'one_column.tsv' must have a tab", "line 1", "'one'", "by tabs, or"),
         "--data.train gap.tsv": ("'gap.tsv'", "line 2"),
         "--data.train empty.tsv": ("'empty.tsv' must hold text", "empty"),
-        "--data.train latin.tsv": ("'latin.tsv' must be in encoding utf-8", "set its encoding"),
+        "--data.train latin.tsv": ("'latin.tsv' must be in encoding utf-8", "such as latin-1"),
         "--data.train .": ("train must be a file", "'.'"),
         "--data.path good.tsv": ("'path' of datamodules.Tsv", "available: "),
     },
