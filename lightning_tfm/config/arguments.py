@@ -11,7 +11,7 @@ from lightning_tfm.config.experiments import find_experiment
 from lightning_tfm.config.settings import read_yaml_text
 from lightning_tfm.errors import SYNONYMS, UserError, shell_quote, synonyms
 
-GROUPS = ("checkpoint", "ckpt_path", "data", "heartbeat", "model", "seed_everything", "trainer")
+GROUPS = ("checkpoint", "ckpt_path", "data", "heartbeat", "model", "name", "seed_everything", "trainer")
 """Settings of `fit`, `validate` and `test`, of which the first part of a dotted name is one."""
 
 SETTINGS = [name for name in SYNONYMS if name.split(".")[0] in GROUPS]
