@@ -40,7 +40,7 @@ def generate(arguments: list[str]) -> int:
     options = make_parser().parse_intermixed_args(arguments)
     figure = AttentionFigure(options)
     if options.beam_size is None:
-        options.beam_size = options.n_best
+        options.beam_size = max(1, options.n_best)
     options.steps = options.json or (len(options.texts) == 1 and sys.stdout.isatty())
     decoding = DecodingOptions(**{field.name: getattr(options, field.name) for field in fields(DecodingOptions)})
     predictor = load_predictor(options)

@@ -260,7 +260,8 @@ def choose_metric(groups: Sequence[Group], metric: str | None) -> str:
     named = sorted((name for name in available if name.count("/") <= 1), key=lambda name: (name in COSTS, name))
     reason = f"none has {metric!r}"
     if metric is None:
-        reason = "the groups share no BLEU, exact match, accuracy, loss per character or loss"
+        scores = "BLEU, exact match, accuracy, loss per character or loss"
+        reason = f"the groups, tested on different splits or tasks, share no {scores}"
     raise UserError(
         f"--metric must name a metric that a group has, but {reason}; they have {', '.join(named) or 'no metric'}"
     )

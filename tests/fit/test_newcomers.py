@@ -150,6 +150,7 @@ LATE = {
         "completion fishy": ("'fishy'", "choose from"),
     },
     "generate CHECKPOINT May": {
+        "--n-best 0": ("n_best must be from 1", "0", "try 1"),
         "--beam 4": ("'--beam'", "'beam-size'"),
         "--num_beams 4": ("'--num_beams'", "'beam-size'"),
         "--max-new-tokens 4": ("'--max-new-tokens'", "'max-tokens'"),
