@@ -9,8 +9,8 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import takewhile
-from typing import Any
+from itertools import pairwise, takewhile
+from typing import Any, get_type_hints
 
 from lightning_tfm.config.arguments import SETTINGS
 from lightning_tfm.config.trust import REPLACEMENTS, trusted, untrusted
@@ -19,12 +19,15 @@ from lightning_tfm.errors import UserError, nearest, synonyms
 LIGHTNING_ERRORS = {
     "No supported gpu backend found": "trainer.accelerator must be available on this machine, but is gpu; try auto",
     r"`(\w+?)Accelerator` can not run": "trainer.accelerator must be available on this machine, but is {}; try auto",
+    "Requirement 'torch_xla": "trainer.accelerator must be available on this machine, but is tpu; try auto",
     r"invalid accelerator name: `accelerator='(.*?)'`": "trainer.accelerator must be auto, cpu, gpu, cuda, mps or tpu, "
     "but is {}; try auto",
     r"invalid strategy name: `strategy='(.*?)'`": "trainer.strategy must be auto, ddp or fsdp, or be set by an overlay "
     "such as --config elastic, but is {}; try auto",
     "`devices` selected with": "trainer.devices must be a number of devices, but is not; try 1",
     r"`Timer\(duration='(.*?)'\)` is not": "trainer.max_time must be DD:HH:MM:SS, but is {}; try 00:01:00:00, an hour",
+    r"Key must be a string, got: (.+)\.": "a setting must have a name, but one has the number {}; write decimals with "
+    "a point",
     r"invalid value (\S+) for (limit_\w+)": "trainer.{1} must be a number of batches or a share from 0.0 to 1.0, but "
     "is {0}; leave it out",
 }
@@ -33,11 +36,15 @@ LIGHTNING_ERRORS = {
 PACKAGES = {"data": "datamodules", "model": "lightning_tfm.tasks", "model.network": "lightning_tfm.networks"}
 """Packages with the classes of a setting, by setting."""
 
+NOT_BASE = r"(?!lightning\.Callback')"
+"""Regular expression that excludes the base class of callbacks, which the parser tries if a callback is rejected."""
+
 TREE = re.compile(r"Does not validate|Subtypes:|Errors:|.*<class 'NoneType'>|Given value|Problem with given")
 """Lines of a parser error that locate the error instead of describing it."""
 
 RULES = {
-    r"Expected an? <class '(?:[\w.]+\.)?(\w+)'>": "of type {}",
+    r"Expected an? <class 'bool'>()": "true or false",
+    r"Expected an? <class '(?:[\w.]+\.)?(?!bool')(\w+)'>": "of type {}",
     r"Expected a typing\.Literal\[(.*?)\]": "one of {}",
     r"()(?:subclass of|import path|unhashable|is not iterable|attribute 'keys')": "a class, such as "
     "{{class_path: PACKAGE.CLASS, init_args: {{NAME: VALUE}}}}",
@@ -59,20 +66,30 @@ def format_error(error: BaseException, options: Iterable[str] = ()) -> str:
         cause = cause.__cause__ or cause.__context__
     text = re.sub(r"argument (--[\w-]+)/--\w+:", r"argument \1:", str(error))  # the option without its other spelling
     keys = list(dict.fromkeys(re.findall(r'Parser key "([^"]+)":', text)))
-    setting, classes = ".".join(keys), re.findall(r"Problem with given class_path '([^']+)':", text)
-    if denied := re.search(r"Importing '([\w.]+)' is not allowed", text):
+    setting, classes = ".".join(keys), re.findall(rf"Problem with given class_path '{NOT_BASE}([^']+)':", text)
+    if denied := re.search(rf"Importing '{NOT_BASE}([\w.]+)' is not allowed", text):
         return untrusted(denied[1], setting)
-    if unknown := re.search(r"(?:Group '(\w+)' does not accept o|does not accept o|O)ption '([\w.]+)'", text):
+    if unknown := re.search(r"(?:Group '(\w+)' does not accept o|does not accept o|O)ption '([^']+)'", text):
+        name, colon, value = unknown[2].partition(":")
+        if colon:
+            return f"a setting must have a space after its colon, but is {unknown[2]!r}; try {name}: {value}"
         if classes:
             return _unknown(unknown[2], *_arguments(classes[-1], unknown[1]), setting)
         return _unknown(unknown[2], options)
+    if setting == "trainer.callbacks" and "'lightning.Callback' is not allowed" in text:
+        return f"{setting} must name a callback before its settings, but names none; try --{setting}+=EarlyStopping"
     if unknown := re.search(r"unrecognized arguments: (--)?([^\s=+]+)", text):
         if not unknown[1]:
-            hint = f"; try --{unknown[2]}" if unknown[2] in options else ""
+            option = "config " if unknown[2].endswith((".yaml", ".yml")) else ""
+            hint = f"; try --{option}{unknown[2]}" if option or unknown[2] in options else ""
             return f"an argument must be --SETTING VALUE, such as --config YAML, but is {unknown[2]!r}{hint}"
         return _unknown(unknown[2], options)
     if without_value := re.search(r"argument (?:\S+/)?(--\S+): expected one argument", text):
-        return f"{without_value[1]} must have a value, but has none; add it, after = if it begins with -"
+        name = without_value[1]
+        for option, value in pairwise([*sys.argv, "--"]):  # the parser names only the first part, such as --data
+            if option.startswith(f"{name}.") and "=" not in option and value.startswith("--"):
+                name = option
+        return f"{name} must have a value, but has none; add it, after = if it begins with -"
     if missing := re.search(r"arguments are required: (.+)", text):
         place = f"the init_args of {classes[-1]}" if classes else "a YAML file, and pass that with --config"
         return f"{re.sub(r'(fit|validate|test)[.]', '', missing[1])} must be set, but is missing; add it to {place}"
@@ -100,14 +117,27 @@ def format_error(error: BaseException, options: Iterable[str] = ()) -> str:
     elif value in ("True", "False") and "of type str" in rules:
         hint = "; in YAML, quote words such as no, yes, on and off"
     elif any("class_path" in rule for rule in rules):
-        hint = _classes(setting, value, re.search(r"subclass of (\w+)", block))
-    elif "of type int" in rules and re.fullmatch(r"\d+\.0", value):  # such as 1e3
-        hint = f"; try {value.removesuffix('.0')}"
+        hint = _classes(setting, value, re.search(r"subclass of (\w+)", block), classes)
+    elif "of type int" in rules and re.fullmatch(r"\d+\.0|\d+(,\d{3})+", value):  # such as 1e3, or 10,000
+        hint = f"; try {value.removesuffix('.0').replace(',', '')}"
+    elif value in ("inf", "-inf", "nan") and "of type float" in rules:
+        rules = ["a finite number"]
+    elif close := difflib.get_close_matches(value, re.findall(r"'([\w-]+)'", " ".join(rules)), 1):
+        hint = f"; did you mean {close[0]!r}?"
+    elif "of type float" in rules and re.fullmatch(r"\d+,\d+(e-?\d+)?", value):
+        hint = f"; try {value.replace(',', '.')}"
     return f"{setting} must be {' or '.join(dict.fromkeys(rules))}, but is {value or 'empty'}{hint}"
 
 
-def _classes(setting: str, value: str, base: re.Match[str] | None) -> str:
-    """Return the end of a message about a value that is not a class, or not one of a base class: those that are."""
+def _classes(setting: str, value: str, base: re.Match[str] | None, owners: Sequence[str]) -> str:
+    """Return the end of a message about a value that is not a class, or not one of a base class: those that are.
+
+    Args:
+        setting: the setting.
+        value: its value.
+        base: the match of the name of the base class; None if the parser does not name it.
+        owners: the paths of the classes that have the setting, the innermost last.
+    """
     classes = {path.rpartition(".")[2]: cls for path, cls in trusted().items() if not inspect.isabstract(cls)}
     if base is None:
         by_setting = {
@@ -115,6 +145,10 @@ def _classes(setting: str, value: str, base: re.Match[str] | None) -> str:
             for other, package in PACKAGES.items()
         }
         of_setting = by_setting.get(setting) or {name.lower(): name for name in classes}
+        if owners and of_setting.get(value.lower()) == value:  # a network that does not fit the model
+            needed = get_type_hints(trusted()[owners[-1]].__init__)[setting.rpartition(".")[2]]
+            fitting = [name for name in of_setting.values() if issubclass(classes[name], needed)]
+            return f"; available: {', '.join(fitting)}"
         if close := difflib.get_close_matches(value.lower(), of_setting, 1, 0.5):
             return f"; did you mean {of_setting[close[0]]!r}?"
         if other := next((other for other, names in by_setting.items() if value.lower() in names), None):
@@ -142,12 +176,13 @@ def _value(block: str, text: str, names: Sequence[str]) -> Any:
         re.M,
     )
     match = pattern.search(block) or pattern.search(text)
-    value: Any = (match[1] or match[2]) if match else ""
+    shown = (match[1] or match[2]) if match else ""
+    value: Any = shown
     with suppress(KeyError, SyntaxError, TypeError, ValueError):
-        value = ast.literal_eval(value)
+        value = ast.literal_eval(shown)
         for name in names:
             value = value["init_args"][name]
-    return value
+    return shown if isinstance(value, tuple) else value  # a tuple is a number with a comma
 
 
 def out_of_memory(message: str) -> str | None:

@@ -81,6 +81,8 @@ def untrusted(path: str, owner: str) -> str:
     owner = owner or "a configuration"
     if name in REPLACEMENTS:
         return f"{owner} must not name {path!r}; try {REPLACEMENTS[name]}"
+    if owner == "data" and os.path.isfile(path):
+        return f"data must be a class, but is the file {path!r}; name it in a setting, such as --data.train {path}"
     members = vars(sys.modules[module]) if module in sys.modules else {}
     close = difflib.get_close_matches(name, [other for other in members if inspect.isclass(members[other])], n=1)
     if close and name not in members:

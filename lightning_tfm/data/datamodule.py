@@ -65,7 +65,8 @@ class TaskDataModule(LightningDataModule, ABC):
         super().__init__()
         sizes = {"batch_size": batch_size, "eval_batch_size": eval_batch_size, "num_workers": num_workers}
         for name, value in sizes.items():
-            if value < (least := 0 if name == "num_workers" else 1):
+            least = 0 if name == "num_workers" else 1
+            if value is None or value < least:  # the parser accepts null
                 raise UserError(f"{name} must be at least {least}, but is {value}")
         self.tokenizer = tokenizer
         self.vocab_size = tokenizer.vocab_size

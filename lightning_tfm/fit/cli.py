@@ -565,7 +565,10 @@ def constructing() -> Iterator[None]:
     try:
         with gc_disabled():
             yield
-    except (ArgumentError, MisconfigurationException, OverflowError, TypeError, ValueError) as error:
+    except (
+        *(ArgumentError, MisconfigurationException),
+        *(ModuleNotFoundError, OverflowError, TypeError, ValueError),
+    ) as error:
         raise UserError(format_error(error)) from error
 
 
