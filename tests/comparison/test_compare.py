@@ -717,6 +717,7 @@ def test_figure_for_a_publication(columns, inches, several_metrics, capsys):
         (["A=runs/plain", "A=runs/warm"], "GROUP must have a name of its own, but is 'A=runs/warm'"),
         (["A=runs/plain", "B=runs/plain/version_3"], "'runs/plain/version_3' is in A and B; remove it from one"),
         (["runs", "--metric", "bleu"], "but none has 'bleu'; they have test/exact_match, samples_per_second"),
+        (["A=runs/plain", "B=other"], "the groups, tested on different splits or tasks, share no BLEU"),
         (["young"], "GROUP must name finished runs, but young names none: young/version_0 has not finished"),
         (["A=runs/plain", "B=young"], "finished runs, but B has none: young/version_0 has not finished"),
         (["A=runs/plain,"], "GROUP must name runs, but 'A=runs/plain,' names none"),
@@ -732,5 +733,6 @@ def test_figure_for_a_publication(columns, inches, several_metrics, capsys):
 )
 def test_invalid_arguments(arguments, message, runs):
     write_run(runs.parent / "young/version_0", 1, finished=False)
+    write_run(runs.parent / "other/version_0", 1, perplexity=2.0)
     with pytest.raises(UserError, match=message.replace(".", r"\.")):
         compare_command(arguments)
