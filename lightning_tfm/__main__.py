@@ -37,6 +37,7 @@ usage: lightning-tfm COMMAND ...
 commands:
 {commands}
 
+examples:
   lightning-tfm fit date_attention_lstm
   lightning-tfm generate date_attention_lstm "May 3, 1979"
 

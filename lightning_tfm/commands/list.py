@@ -16,7 +16,7 @@ def make_parser() -> CommandParser:
     return CommandParser(
         "lightning-tfm list",
         description="List the experiments with their results and training time. "
-        "`lightning-tfm fit --config NAME` runs one.",
+        "`lightning-tfm fit NAME` runs one.",
     )
 
 

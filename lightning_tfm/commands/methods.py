@@ -183,7 +183,7 @@ def make_parser() -> CommandParser:
         "groups",
         metavar="GROUP",
         nargs="+",
-        help="a run, a folder of runs, a quoted pattern such as 'runs/date_*', or NAME=RUNS[,RUNS]",
+        help="an experiment, a run, a folder of runs, a quoted pattern such as 'date_*', or NAME=RUNS[,RUNS]",
     )
     return parser
 
