@@ -71,7 +71,8 @@ def print_state_of_wandb(trainer: Trainer) -> None:
         if logger.unreachable is not None:
             state += f" since {logger.unreachable} cannot be reached"
         examples = "" if logger.log_examples else " without examples (--trainer.logger.log_examples true logs them)"
-        console.print(f"\n{state}: the run is logged{examples}{'' if pattern is None else '; to upload it:'}")
+        message = f"\n{state}: the run is logged{examples}{'' if pattern is None else '; to upload it:'}"
+        console.print(message, soft_wrap=not console.is_terminal)
         if pattern is not None:
             console.print(format_command([_executable("wandb"), "sync", pattern], sys.stdout))
 
