@@ -79,7 +79,8 @@ def make_parser() -> CommandParser:
     """Return the parser of the command."""
     parser = CommandParser(
         "lightning-tfm report",
-        description="Show runs on one page: results, attention, errors, curves and settings. The page needs no connection.",
+        description="Show runs on one page: results, attention, errors, curves and settings. The page needs no "
+        "connection.",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help=HELP)
     parser.add_argument(
