@@ -679,8 +679,9 @@ def test_own_inputs(two_runs, reported):
     texts = ["3 1 2", "2"]
     page, data = reported(two_runs[1], "--input", texts[0], "--input", texts[1])
     (run,) = data["runs"]
+    name = run["name"].replace("/", "/<wbr>")
     for text, prediction in zip(texts, load(two_runs[1] / "checkpoints/best.ckpt").predict(texts), strict=True):
-        assert f'<th scope="row">{run["name"]}</th><td>{text}</td><td>{prediction.text}</td>' in page
+        assert f'<th scope="row">{name}</th><td>{text}</td><td>{prediction.text}</td>' in page
     assert [example["title"].startswith("your input: ") for example in run["attention"][:3]] == [True, True, False]
     with pytest.raises(UserError, match=r"--input must be a text for which a run has an output: .*x"):
         reported(two_runs[1], "--input", "9 x")
