@@ -15,8 +15,7 @@ def make_parser() -> CommandParser:
     """Return the parser of the command."""
     return CommandParser(
         "lightning-tfm list",
-        description="List the experiments with their results and training time. "
-        "`lightning-tfm fit NAME` runs one.",
+        description="List the experiments with their results and training time. `lightning-tfm fit NAME` runs one.",
     )
 
 

@@ -46,9 +46,7 @@ def help_text(command: str) -> str:
     is_fit = command == "fit"
     settings = SETTINGS.format(
         seed="seed; for several: --seeds 1..6, --jobs N at a time" if is_fit else "seed of the data and the weights",
-        ckpt_path="resume: last, a run, or a file"
-        if is_fit
-        else "with --config: the checkpoint, or last",
+        ckpt_path="resume: last, a run, or a file" if is_fit else "with --config: the checkpoint, or last",
         data=_column(f"{', '.join(_classes('data'))}; .batch_size N"),
         model=_column(f"{', '.join(_classes('model'))}; .optimizer.lr X"),
         network=_column(f"{', '.join(_classes('model.network'))}; .d_model N"),

@@ -67,7 +67,7 @@ def find_run(
     """Return the checkpoint from which `fit` resumes a run.
 
     Args:
-        ckpt_path: the folder of a run, also relative to that of the experiment or to its parent; or `last` for the newest
+        ckpt_path: the folder of a run, which may be relative to `folder` or to its parent; or `last` for the newest
             unfinished run or, if there is none, the newest run, if it finished after fewer steps or a time limit.
         folder: the folder of the experiment, which contains a folder for each run.
         max_steps: the number of steps to train; None if the learning rate depends on it, so that a finished run cannot
@@ -97,7 +97,7 @@ def find_run(
             raise no_checkpoint(folder)
         rule = f"--ckpt_path last needs an unfinished run below {str(folder)!r}, but all have finished"
         _check_unfinished(Run.of(path), max_steps, rule)
-    elif named := next((path for parent in ("", folder, folder.parent) if (path := Path(parent, ckpt_path)).is_dir()), None):
+    elif named := next(filter(Path.is_dir, (Path(parent, ckpt_path) for parent in ("", folder, folder.parent))), None):
         run = Run(named if len(named.parts) >= 3 else Path(os.path.abspath(named)))  # its parents name the experiment
         rule = f"--ckpt_path must name an unfinished run, but {str(run.folder)!r} has finished"
         _check_unfinished(run, max_steps, rule)
