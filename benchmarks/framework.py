@@ -47,7 +47,7 @@ from lightning_tfm.tokenization import PAD
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 SMALL = "--data.init_args.train_size=20_000"
-"""Setting of runs on several processes, which generate their data in each run."""
+"""Setting of short runs, which generate their data in each run."""
 
 DDP = ("--trainer.strategy=ddp",)
 
@@ -272,7 +272,7 @@ def threads(full: bool) -> Iterator[Row]:
     name = "date_transformer"
     for width in WIDTHS:
         sizes = f"--model.network.d_model={width}", f"--model.network.d_ff={4 * width}"
-        sides = (Side(build_fit, name, *sizes, timed=TIMED_TOGETHER, threads=n, counts="steps") for n in (2, 1))
+        sides = (Side(build_fit, name, SMALL, *sizes, timed=TIMED_TOGETHER, threads=n, counts="steps") for n in (2, 1))
         yield compared(f"two threads / one, {name} of width {width}", "steps/s", "", *sides, same_loss)
 
 

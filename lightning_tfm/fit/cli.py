@@ -565,10 +565,7 @@ def constructing() -> Iterator[None]:
     try:
         with gc_disabled():
             yield
-    except (
-        *(ArgumentError, MisconfigurationException),
-        *(ModuleNotFoundError, OverflowError, TypeError, ValueError),
-    ) as error:
+    except (ArgumentError, ImportError, MisconfigurationException, OverflowError, TypeError, ValueError) as error:
         raise UserError(format_error(error)) from error
 
 
