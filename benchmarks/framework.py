@@ -65,7 +65,7 @@ ELASTIC = dict.fromkeys(("date_transformer", "date_gpt", "copy_attention_lstm"),
 )
 """Number of timed steps of each experiment whose elastic determinism is measured, from the largest batch down."""
 
-WIDTHS = 32, 64, 128, 256
+WIDTHS = 32, 64, 128
 """Widths of the networks in `threads`."""
 
 LOGGED = 50

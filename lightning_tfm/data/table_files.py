@@ -130,7 +130,11 @@ class TableReader:
             raise UserError(
                 f"{without[0]} must be a column of {str(path)!r}, which has no further column; set it to a number"
             )
-        return [numbers.get(setting) or free.pop(0) for setting in self.columns]
+        selected = [numbers.get(setting) or free.pop(0) for setting in self.columns]
+        if free and None in self.columns.values():
+            used = ", ".join(f"{setting} ({number})" for setting, number in zip(self.columns, selected, strict=True))
+            rank_zero_print(f"of the {len(names)} columns of {path}, only {used} are used")
+        return selected
 
 
 def names_columns(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:

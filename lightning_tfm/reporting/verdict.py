@@ -34,7 +34,7 @@ def meaning(page: RunPage) -> str:
     right = sum(line["correct"] for line in lines)
     text = f"{right:,} of {len(lines):,} {page.split} examples are predicted correctly"
     categories = [each for each in page.categories if each["split"] == page.split]
-    if right == len(lines) or len(categories) < 2:
+    if right in (0, len(lines)) or len(categories) < 2:
         return f"{text}."
     worst = min(categories, key=lambda each: each["exact match"])
     number = round(worst["exact match"] * worst["pairs"])

@@ -65,6 +65,16 @@ def test_a_missing_table_names_its_setting(tmp_path):
             Tsv(*files)
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_told"), [({}, True), ({"source": 1, "target": 2}, False), ({"features": 3}, False)]
+)
+def test_unused_columns_are_named_unless_all_are_set(settings, is_told, tmp_path, capsys):
+    (tmp_path / "table.tsv").write_text("run\tran\tV;PST\nsee\tsaw\tV;PST\n")
+    Tsv(*[str(tmp_path / "table.tsv")] * 2, batch_size=1, **settings)
+    told = f"of the 3 columns of {tmp_path / 'table.tsv'}, only source (1), target (2) are used"
+    assert (told in capsys.readouterr().err) == is_told
+
+
 def test_categories_are_read_from_any_column(tmp_path):
     lines = ["run\tran\tV;PST", "cat\tcats\tN;PL", "go\twent\tV;PST"]
     table = write_lines(tmp_path / "table.tsv", lines)
