@@ -28,7 +28,7 @@ def test_make_install_refuses_an_old_python(tmp_path):
 
 def test_modules_are_compiled_once():
     """Some images of containers set the variable, with which each process compiles all modules that it imports."""
-    command = ["make", "--eval", "show: ; @echo $${PYTHONDONTWRITEBYTECODE-unset}", "show"]
+    command = ["make", "--no-print-directory", "--eval", "show: ; @echo $${PYTHONDONTWRITEBYTECODE-unset}", "show"]
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", timeout=60)
     assert child.stdout == "unset\n"
