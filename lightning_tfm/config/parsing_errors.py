@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise, takewhile
-from typing import Any, get_type_hints
+from typing import Any
 
 from lightning_tfm.config.arguments import SETTINGS
 from lightning_tfm.config.trust import REPLACEMENTS, trusted, untrusted
@@ -146,8 +146,8 @@ def _classes(setting: str, value: str, base: re.Match[str] | None, owners: Seque
         }
         of_setting = by_setting.get(setting) or {name.lower(): name for name in classes}
         if owners and of_setting.get(value.lower()) == value:  # a network that does not fit the model
-            needed = get_type_hints(trusted()[owners[-1]].__init__)[setting.rpartition(".")[2]]
-            fitting = [name for name in of_setting.values() if issubclass(classes[name], needed)]
+            parameter = inspect.signature(trusted()[owners[-1]], eval_str=True).parameters[setting.rpartition(".")[2]]
+            fitting = [name for name in of_setting.values() if issubclass(classes[name], parameter.annotation)]
             return f"; available: {', '.join(fitting)}"
         if close := difflib.get_close_matches(value.lower(), of_setting, 1, 0.5):
             return f"; did you mean {of_setting[close[0]]!r}?"
