@@ -53,7 +53,7 @@ test: $(INSTALLED)-test
 test-all: $(INSTALLED)-test onnxruntime-web
 	$(BIN)/python -m pytest -m "not soak" --durations=20
 
-# Run the tests with kills that test-all leaves out: of more networks and optimizers, and of a sweep that is killed 50 times.
+# Run what test-all leaves out: kills of more networks and optimizers and 50 of a sweep, and tutorials that train for minutes.
 test-soak: $(INSTALLED)-test
 	$(BIN)/python -m pytest -m soak
 

@@ -25,11 +25,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move the tutorials to the front, since tests of minutes at the end would leave other workers idle."""
-    items.sort(key=lambda item: item.path.parent.name != "docs")
-
-
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Seed each test, and reset the precision of matrix products."""

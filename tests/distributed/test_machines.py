@@ -213,7 +213,7 @@ def test_an_error_of_one_process_ends_the_others(tmp_path):
     assert "the disk of this machine must not be full" in (tmp_path / "stderr_1").read_text()
 
 
-@pytest.mark.parametrize("answers", [False, True])
+@pytest.mark.parametrize("answers", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_port_in_use_ends_all_processes(answers, tmp_path):
     """Another program has opened the port: it closes each connection, or says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -346,7 +346,7 @@ def torchrun(machine, host, nodes, cwd, *arguments):
         )
 
 
-@pytest.mark.parametrize("comes_back", [False, True])
+@pytest.mark.parametrize("comes_back", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_torchrun_goes_on_after_the_loss_of_a_machine(comes_back, alone, machines, tmp_path):
     """The run goes on from the last checkpoint: alone, or with the machine once it is back."""
     first, second = machines

@@ -102,11 +102,11 @@ def test_a_run_in_mixed_precision_is_close_to_one_process(model, layout, referen
     "layout", ["DDP", "FSDP2", "tensor parallel", "FSDP2 and tensor parallel", "elastic determinism"]
 )
 def test_nan_in_one_process_ends_all_and_earlier_checkpoints_are_kept(layout, tmp_path):
-    fault = {"fault": ("in the loss", 31, "nan"), "faulty_rank": 1}
+    fault = {"fault": ("in the loss", 21, "nan"), "faulty_rank": 1}
     child = LAYOUTS[layout](*fit("gpt", **UNDIVIDED | TWO_HEADS), cwd=tmp_path, **fault)
     child.refuse(r"gradients of \d+ weights are not finite")
     content = read(folder(tmp_path, "gpt") / "checkpoints/last.ckpt")
-    assert content["global_step"] == (5 if layout == "elastic determinism" else 30)  # with four losses per step
+    assert content["global_step"] == (5 if layout == "elastic determinism" else 20)  # with four losses per step
     assert all(weight.isfinite().all() for weight in content["state_dict"].values())
 
 

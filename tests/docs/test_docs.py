@@ -325,8 +325,14 @@ def test_prose_of_notebooks(path, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+LONG = ("finding_the_month", "induction_heads", "longer_sequences")
+"""Tutorials that train three seeds for minutes."""
+
+
 @pytest.mark.run
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, id=path.stem, marks=[pytest.mark.soak] * (path.stem in LONG)) for path in NOTEBOOKS]
+)
 def test_notebooks_run(path, folder, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(path, as_version=4)

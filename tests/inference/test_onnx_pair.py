@@ -70,10 +70,16 @@ OTHERS = {
 QUICK = ("AttentionLSTM gru monotonic", "GPT coupled", "EncoderClassifier n-grams")
 """Networks that are tested in `make test`: an export takes ten seconds."""
 
+SOAK = {f"GPT {scheme}" for scheme in ("rotary", "sinusoidal", "alibi", "none", "randomized")}
+"""Networks that are tested in `make test-soak`, whose position schemes are also tested with the Transformer."""
+
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=[] if name in QUICK else [pytest.mark.run]) for name in sorted(DECODERS | OTHERS)],
+    params=[
+        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.run] + [pytest.mark.soak] * (name in SOAK))
+        for name in sorted(DECODERS | OTHERS)
+    ],
 )
 def converted(request):
     """Return the predictor of each network, with random weights and more positions, and its pair of graphs.
