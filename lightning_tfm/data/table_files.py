@@ -99,8 +99,9 @@ class TableReader:
         if names not in self.inferred and not names_columns(names, rows):
             return False
         self.inferred.append(names)
-        listed = ", ".join(f"{name:.40}" for name in names)
-        rank_zero_print(f"the first line of {path} names its columns: {listed}; set header to false if it is data")
+        rank_zero_print(
+            f"the first line of {path} names its columns: {_listed(names)}; set header to false if it is data"
+        )
         return True
 
     def _select(self, path: Path, names: list[str], header: bool) -> list[int]:
@@ -110,7 +111,7 @@ class TableReader:
             number, rule = column, f"from 1 to {len(names)}"
             if isinstance(column, str):
                 number = names.index(column) + 1 if header and column in names else 0
-                rule = f"which has {', '.join(f'{name:.40}' for name in names) if header else 'no header'}"
+                rule = f"which has {_listed(names) if header else 'no header'}"
             if isinstance(number, int):
                 if not 1 <= number <= len(names):
                     raise UserError(f"{setting} must be a column of {str(path)!r}, {rule}, but is {column!r}")
@@ -135,6 +136,11 @@ class TableReader:
             used = ", ".join(f"{setting} ({number})" for setting, number in zip(self.columns, selected, strict=True))
             rank_zero_print(f"of the {len(names)} columns of {path}, only {used} are used")
         return selected
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Return the names of columns for a message, without the rest of names longer than 40 characters."""
+    return ", ".join(f"{name:.40}" for name in names)
 
 
 def names_columns(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:

@@ -438,7 +438,7 @@ def kill_something(worker, chance):
     return worker in victims
 
 
-@pytest.mark.parametrize("number", [5, pytest.param(50, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("number", [10, pytest.param(50, marks=pytest.mark.soak)])
 @pytest.mark.run
 def test_killed_sweep_equals_undisturbed_sweep(number, undisturbed, tmp_path):
     """The sweep gets more trials when it has ended before the last kill."""

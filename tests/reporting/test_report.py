@@ -407,14 +407,14 @@ def pages(two_runs, seeded, tmp_path_factory):
     """Write the reports of one run with an input, of two runs, of two seeds each, and of five runs of three tasks."""
     runs = [trained_run(name, tmp_path_factory) for name in ("reviews_classifier", "text_gpt", "spelling_gpt")]
     folder = tmp_path_factory.mktemp("pages")
-    found = {"one": [two_runs[1], "--input", "3 1 2"], "seeds": seeded, "five": [*two_runs, *runs]}
+    found = {"one": [two_runs[1], "--input", "3 1 2"], "two": two_runs, "seeds": seeded, "five": [*two_runs, *runs]}
     for name, arguments in found.items():
         assert report([*map(str, arguments), "--output", str(folder / f"{name}.html")]) == 0
     return folder
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", ["one", "seeds", "five"])
+@pytest.mark.parametrize("name", ["one", "two", "seeds", "five"])
 def test_layout_and_accessibility(name, pages, browser):
     assert_fits_every_screen(pages / f"{name}.html", browser)
 

@@ -42,7 +42,7 @@ def assert_fits_every_screen(path, browser):
         assert charts
         assert all(min(190, 0.5 * width) < box["width"] <= width for box in charts)
         assert max(box["right"] for box in charts) > 0.5 * width, "no half of the page is empty"
-        if (width, scheme) not in ((360, "light"), (1280, "dark")):  # axe takes seconds
+        if width not in (360, 1280):  # axe takes seconds, so it checks one narrow and one wide layout
             continue
         found = Axe().run(browser)
         described = [(entry["id"], entry["nodes"][0]["html"][:200]) for entry in found["violations"]]
