@@ -71,7 +71,8 @@ def make_parser() -> CommandParser:
         "--format",
         choices=FORMATS,
         default="table",
-        help="format of the text (default: table); latex, markdown and csv "
+        metavar="FORMAT",
+        help=f"format of the text: {', '.join(FORMATS)} (default: table); latex, markdown and csv "
         "are one table with the mean and the standard deviation of each metric",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the text to a file")

@@ -89,7 +89,8 @@ def make_parser() -> CommandParser:
         "--format",
         choices=sorted(FILES),
         default="safetensors",
-        help="format; single is a checkpoint in one file (default: safetensors)",
+        metavar="FORMAT",
+        help=f"{', '.join(sorted(FILES))}; single is a checkpoint in one file (default: safetensors)",
     )
     parser.add_argument(
         "--output", type=Path, metavar="FOLDER", help="folder to write (default: beside the checkpoint)"
