@@ -152,13 +152,7 @@ def _exported(predictor: Predictor) -> torch.export.ExportedProgram:
         shapes[name][1] = torch.export.Dim(f"{name}_length", min=1, max=longest)
     try:
         with warnings.catch_warnings(action="ignore"):
-            return torch.export.export(
-                predictor.network,
-                (),
-                inputs,
-                dynamic_shapes=shapes,
-                prefer_deferred_runtime_asserts_over_guards=True,  # otherwise, one row or one token is rejected
-            )
+            return onnx_pair.trace(predictor.network, (), inputs, shapes)
     except Exception as error:  # torch raises exceptions of many types
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"torch cannot export {type(predictor.network).__name__}: {reason}; try safetensors") from None

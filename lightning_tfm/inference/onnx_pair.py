@@ -6,6 +6,7 @@ Shapes: batch B, tokens T, width D, heads H, keys S. Masks are boolean.
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import logging
 import re
@@ -349,12 +350,8 @@ def _trace(
         recorded[:] = maps
         return [*outputs, *maps.values()]
 
-    program = torch.export.export(
-        _Function(network, observed),
-        (head_mask, [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in examples[0]]),
-        dynamic_shapes=(None, shapes),
-        prefer_deferred_runtime_asserts_over_guards=True,
-    )
+    arguments = (head_mask, [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in examples[0]])
+    program = trace(_Function(network, observed), arguments, {}, (None, shapes))
     if LOGCUMSUMEXP in {node.target for node in program.graph.nodes}:  # which ONNX lacks
         program = program.run_decompositions({LOGCUMSUMEXP: _logcumsumexp})
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is missing
@@ -373,6 +370,21 @@ def _trace(
     _store_once(model)
     _name_sizes(model)
     return model, recorded
+
+
+def trace(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    """Return the program of a module for inputs of several lengths; see `torch.export.export` for the arguments."""
+    program = torch.export.export(
+        module,
+        args,
+        kwargs,
+        dynamic_shapes=dynamic_shapes,
+        prefer_deferred_runtime_asserts_over_guards=True,  # otherwise, one row or one token is rejected
+    )
+    gc.collect()  # tracing defines subclasses with the names of the networks, which would be ambiguous in a setting
+    return program
 
 
 def _remove_traces(model: ModelProto) -> None:
