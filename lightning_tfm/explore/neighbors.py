@@ -166,10 +166,9 @@ def features(network: Network, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tens
     mean = _mean(states[0][:, : is_token.size(1)], is_token)
     if not collected:
         return mean, None
-    steps = torch.cat([part if part.dim() == 3 else part.unsqueeze(1) for part in collected], dim=1)
-    if any(isinstance(module, HardMonotonicAttention) for module in network.modules()):  # (B, S, D) for each step
-        steps = torch.stack([_mean(part, is_token) for part in collected], dim=1)
-    return mean, steps
+    if any(isinstance(module, HardMonotonicAttention) for module in network.modules()):  # (B, T, S, D)
+        collected = [_mean(part, is_token.unsqueeze(1)) for part in collected]
+    return mean, torch.cat([part if part.dim() == 3 else part.unsqueeze(1) for part in collected], dim=1)
 
 
 def source_states(network: Network) -> str:
@@ -184,5 +183,5 @@ def source_states(network: Network) -> str:
 
 
 def _mean(states: Tensor, is_token: Tensor) -> Tensor:
-    """Return the mean (B, D) of states (B, S, D) at tokens (B, S)."""
-    return (states * is_token.unsqueeze(-1)).sum(1) / is_token.sum(1, keepdim=True).clamp(min=1)
+    """Return the mean (..., D) of states (..., S, D) at tokens, whose mask is broadcastable to (..., S)."""
+    return (states * is_token.unsqueeze(-1)).sum(-2) / is_token.sum(-1, keepdim=True).clamp(min=1)

@@ -88,19 +88,20 @@ class _ExpectedWeights(torch.autograd.Function):
 
 
 def _edit_by_query(
-    weights: Callable[[Tensor, Tensor], Tensor], edit: Callable[[Tensor], Tensor], query: Tensor, previous: Tensor
+    weights: Callable[..., Tensor], edit: Callable[[Tensor], Tensor], previous: Tensor, *queries: Tensor
 ) -> Tensor:
     """Return edited weights (B, H, T, S); each query starts from the edited weights of the previous query.
 
     Args:
-        weights: the function from one query (B, 1, D) and the weights (B, H, S) before it to its weights (B, H, 1, S).
+        weights: the function from the weights (B, H, S) before a query and the parts of this query, each (B, 1, .), to
+            its weights (B, H, 1, S).
         edit: the function from the weights of one query to those that replace them.
-        query: the queries (B, T, D).
         previous: the weights (B, H, S) of the query before the first; 0 if there is none.
+        queries: the parts of the queries, each (B, T, .).
     """
     edited = []
-    for row in query.split(1, dim=1):
-        edited.append(edit(weights(row, previous)))
+    for query in zip(*(part.split(1, dim=1) for part in queries), strict=True):
+        edited.append(edit(weights(previous, *query)))
         previous = edited[-1].squeeze(2)
     return torch.cat(edited, dim=2)
 
@@ -157,10 +158,10 @@ class MonotonicAttention(Attention):
         mask: Tensor,
         previous: Tensor,
     ) -> Tensor:
-        def weights(query: Tensor, previous: Tensor) -> Tensor:
+        def weights(previous: Tensor, query: Tensor) -> Tensor:
             return self.weights(query, keys, memory, mask, previous.squeeze(1))
 
-        return _edit_by_query(weights, edit, query, previous.unsqueeze(1))
+        return _edit_by_query(weights, edit, previous.unsqueeze(1), query)
 
 
 class MonotonicCrossAttention(Attention):
@@ -224,7 +225,7 @@ class MonotonicCrossAttention(Attention):
     ) -> Tensor:
         if previous is None:
             previous = torch.zeros_like(memory[0].squeeze(-1))
-        return _edit_by_query(lambda row, before: self.weights(row, memory, mask, before), edit, x, previous)
+        return _edit_by_query(lambda before, row: self.weights(row, memory, mask, before), edit, previous, x)
 
 
 class HardMonotonicAttention(AdditiveScores):
@@ -243,28 +244,57 @@ class HardMonotonicAttention(AdditiveScores):
         never = torch.full(mask.shape, self.NEVER, device=mask.device)
         return F.pad(never[:, 1:], (1, 0))
 
-    def forward(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
-        """Return the log probability (B, S) that the query attends to each key, summed over all alignments.
+    def forward(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor, tokens: Tensor) -> Tensor:
+        """Return the log probability (B, T, S) that each query attends to each key, given all tokens before it.
+
+        The forward algorithm (Wu & Cotterell 2019, equation 8), divided by the probability of the tokens so far.
 
         Args:
-            query: the query (B, D).
+            query: the queries (B, T, D).
             keys: the keys `self.k_proj(memory)` (B, S, A).
             mask: the mask (B, S), True at keys that are not padding.
-            previous: the log probability (B, S) that the previous query attended to each key; see `start`.
+            previous: the log probability (B, S) that the query before the first attended to each key; see `start`.
+            tokens: the log probability (B, T, S) of the token before each query, if the query before attended to a key.
         """
-        return self._log_weights(query, keys, mask, previous)
+        return self._log_weights(query, keys, mask, previous, tokens)
 
-    def _log_weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
-        scores = self._scores(self.q_proj(query).unsqueeze(1) + keys)
-        scores = at_least_float32(scores).masked_fill(~mask, self.NEVER)
-        normalizers = scores.flip(1).logcumsumexp(1).flip(1)  # over the keys that may follow each key
-        return (scores + (previous - normalizers).logcumsumexp(1)).log_softmax(1)  # normalizes rounding errors only
+    def _log_weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor, tokens: Tensor) -> Tensor:
+        scores = self._scores(self.q_proj(query).unsqueeze(2) + keys.unsqueeze(1))  # (B, T, S)
+        scores = at_least_float32(scores).masked_fill(~mask.unsqueeze(1), self.NEVER)
+        normalizers = scores.flip(2).logcumsumexp(2).flip(2)  # over the keys that may follow each key
+        log_weights = []
+        for score, normalizer, token in zip(*(x.unbind(1) for x in (scores, normalizers, tokens)), strict=True):
+            posterior = (previous + token).log_softmax(1)
+            previous = (score + (posterior - normalizer).logcumsumexp(1)).log_softmax(
+                1
+            )  # of rounding errors
+            log_weights.append(previous)
+        return torch.stack(log_weights, dim=1)
 
-    def weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
-        return self._log_weights(query, keys, mask, previous).exp()[:, None, None]  # one head, one query
+    def weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor, tokens: Tensor) -> Tensor:
+        return self._log_weights(query, keys, mask, previous, tokens).exp().unsqueeze(1)  # one head
 
-    def with_weights(self, weights: Tensor, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
-        weights = at_least_float32(weights)[:, 0, 0]
+    def with_weights(
+        self, weights: Tensor, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor, tokens: Tensor
+    ) -> Tensor:
+        return self._log(weights).squeeze(1)
+
+    def _log(self, weights: Tensor) -> Tensor:
+        """Return the logarithms of weights, NEVER if a weight is 0."""
+        weights = at_least_float32(weights)
         # The gradient of log 0 is infinite, also under a mask.
-        log_weights = weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
-        return log_weights.masked_fill(weights == 0, self.NEVER)
+        return weights.clamp(min=torch.finfo(weights.dtype).tiny).log().masked_fill(weights == 0, self.NEVER)
+
+    def edited_weights(
+        self,
+        edit: Callable[[Tensor], Tensor],
+        query: Tensor,
+        keys: Tensor,
+        mask: Tensor,
+        previous: Tensor,
+        tokens: Tensor,
+    ) -> Tensor:
+        def weights(previous: Tensor, query: Tensor, token: Tensor) -> Tensor:
+            return self.weights(query, keys, mask, self._log(previous).squeeze(1), token)
+
+        return _edit_by_query(weights, edit, previous.exp().unsqueeze(1), query, tokens)

@@ -17,6 +17,7 @@ from lightning_tfm.layers import (
     LocationAwareAttention,
     MonotonicAttention,
     PointerGenerator,
+    at_least_float32,
     lstm_with_attention,
 )
 from lightning_tfm.networks.network import Memory, Seq2SeqNetwork, State
@@ -73,23 +74,22 @@ class AttentionLSTM(Seq2SeqNetwork):
         if attention == "monotonic":
             self.attention = MonotonicAttention(d_model, 2 * d_model)
             self.decoder = layer(3 * d_model, d_model, batch_first=True)  # from the previous token and the context
+        elif attention == "hard_monotonic":
+            self.attention = HardMonotonicAttention(d_model, 2 * d_model, d_model)
+            self.decoder = layer(d_model, d_model, batch_first=True)  # from the previous token
+            self.memory_readout = Linear(2 * d_model, d_model, bias=False)
         else:
-            kinds: dict[str, type[AdditiveAttention | HardMonotonicAttention]] = {
-                "additive": AdditiveAttention,
-                "location_aware": LocationAwareAttention,
-                "hard_monotonic": HardMonotonicAttention,
-            }
+            kinds = {"additive": AdditiveAttention, "location_aware": LocationAwareAttention}
             self.attention = kinds[attention](d_model, 2 * d_model, d_model)
-            d_state = (1 if attention == "hard_monotonic" else 3) * d_model
             # The gates and the candidate of the cell, from the previous token, and from context and hidden state.
             if cell == "lstm":
                 self.decoder_token = Linear(d_model, 4 * d_model)
-                self.decoder_state = Linear(d_state, 4 * d_model, bias=False)
+                self.decoder_state = Linear(3 * d_model, 4 * d_model, bias=False)
             else:
                 self.decoder_token = Linear(d_model, 3 * d_model)
-                self.decoder_state = Linear(d_state, 2 * d_model, bias=False)
-                self.decoder_candidate = Linear(d_state, d_model, bias=False)
-        self.readout = Linear(3 * d_model, d_model)
+                self.decoder_state = Linear(3 * d_model, 2 * d_model, bias=False)
+                self.decoder_candidate = Linear(3 * d_model, d_model, bias=False)
+        self.readout = Linear((1 if attention == "hard_monotonic" else 3) * d_model, d_model)
         self.head = Linear(d_model, vocab_size)
         if pointer_generator and attention == "hard_monotonic":
             raise UserError("pointer_generator must be false for attention hard_monotonic, but is true; try additive")
@@ -115,6 +115,7 @@ class AttentionLSTM(Seq2SeqNetwork):
             # The log probabilities of the attended position before the first step, and of the tokens at each position.
             start = self.attention.start(mask)
             previous: State = (start, start.new_zeros(*source.shape, self.head.out_features))
+            memory = self.memory_readout(memory)
         else:
             previous = torch.zeros_like(memory[..., 0])  # (B, S), before the first step
         return recurrent, previous, Memory((keys, memory, source))
@@ -162,14 +163,7 @@ class AttentionLSTM(Seq2SeqNetwork):
         mask = source != PAD
         if isinstance(self.attention, MonotonicAttention):
             contexts, maps = self.attention(embedded, keys, memory, mask, weights)
-            inputs = torch.cat((embedded, contexts), dim=-1)
-            initial = tuple(part[None].contiguous() for part in recurrent)  # as cuDNN requires
-            if self.num_states == 2:
-                hiddens, (hidden, cell) = self.decoder(inputs, initial)
-                recurrent = hidden[0], cell[0]
-            else:
-                hiddens, hidden = self.decoder(inputs, initial[0])
-                recurrent = (hidden[0],)
+            hiddens, recurrent = self._run(torch.cat((embedded, contexts), dim=-1), recurrent)
             weights = maps[:, -1]
         elif self._is_fused():
             hidden, cell = recurrent
@@ -198,26 +192,27 @@ class AttentionLSTM(Seq2SeqNetwork):
             logits = self.pointer(logits, torch.cat((contexts, hiddens, embedded), dim=-1), maps, source)
         return logits, (recurrent, weights, state[2])
 
+    def _run(self, inputs: Tensor, recurrent: Recurrent) -> tuple[Tensor, Recurrent]:
+        """Return the hidden states (B, T, D) of the decoder for inputs independent of them, and its last state."""
+        initial = tuple(part[None].contiguous() for part in recurrent)  # as cuDNN requires
+        hiddens, last = self.decoder(inputs, initial if len(initial) == 2 else initial[0])
+        return hiddens, tuple(part[0] for part in (last if len(initial) == 2 else (last,)))
+
     def _decode_marginal(self, target_in: Tensor, state: State) -> tuple[Tensor, State]:
         """Return the log probabilities (B, T, V) after each token of target_in (B, T), summed over all alignments.
 
-        The forward algorithm (Wu & Cotterell 2019, equation 8), divided by the probability of the tokens so far. The
-        second result is the state after the last token.
+        The second result is the state after the last token.
         """
         assert isinstance(self.attention, HardMonotonicAttention)
-        recurrent, (prior, emissions), (keys, memory, source) = state
-        mask = source != PAD
-        no_context = memory[:, 0, :0]
-        token_gates = self.decoder_token(self.dropout(self.target_embedding(target_in)))
-        steps = []
-        for token, gates in zip(target_in.unbind(1), token_gates.unbind(1), strict=True):
-            posterior = prior + emissions.gather(2, token[:, None, None].expand(-1, source.size(1), 1)).squeeze(2)
-            recurrent = self._cell(gates, no_context, recurrent)
-            prior = self.attention(recurrent[0], keys, mask, posterior.log_softmax(-1))  # (B, S)
-            logits = self._logits(recurrent[0].unsqueeze(1).expand(-1, source.size(1), -1), memory)
-            emissions = logits.to(prior.dtype).log_softmax(-1)  # (B, S, V)
-            steps.append((prior.unsqueeze(-1) + emissions).logsumexp(1))
-        return torch.stack(steps, dim=1), (recurrent, (prior, emissions), state[2])
+        recurrent, (previous, emission), (keys, memory, source) = state
+        hiddens, recurrent = self._run(self.dropout(self.target_embedding(target_in)), recurrent)
+        features = torch.tanh(self.readout(hiddens).unsqueeze(2) + memory.unsqueeze(1))  # (B, T, S, D)
+        emissions = at_least_float32(self.head(self.dropout(features))).log_softmax(-1)  # (B, T, S, V)
+        before = torch.cat((emission.unsqueeze(1), emissions[:, :-1]), dim=1)
+        tokens = before.gather(3, target_in[:, :, None, None].expand(-1, -1, source.size(1), 1)).squeeze(3)
+        log_weights = self.attention(hiddens, keys, source != PAD, previous, tokens)  # (B, T, S)
+        log_probs = (log_weights.unsqueeze(-1) + emissions).logsumexp(2)
+        return log_probs, (recurrent, (log_weights[:, -1], emissions[:, -1]), state[2])
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
         return self._decode(target_in, self.encode(source))[0]

@@ -49,12 +49,13 @@ def test_hard_monotonic_attention_sums_over_all_alignments():
         recurrent, _, (keys, memory, _) = network.encode(torch.tensor([source]))
         S, moves, emissions = len(source), [], []
         for token, output in zip(target_in[0], target, strict=True):
-            embedded = network.decoder_token(network.target_embedding(token[None]))
-            recurrent = network._cell(embedded, memory[:, 0, :0], recurrent)
+            embedded = network.target_embedding(token[None, None])
+            _, states = network.decoder(embedded, tuple(state[None] for state in recurrent))
+            recurrent = tuple(state[0] for state in states)
             energies = attention.energy(torch.tanh(attention.q_proj(recurrent[0]) + keys[0])).squeeze(1)
             moves.append([energies[s:].softmax(0) for s in range(S)])  # from s to s, s + 1, ...
-            features = torch.cat((recurrent[0].expand(S, -1), memory[0]), dim=1)
-            emissions.append(network.head(torch.tanh(network.readout(features))).softmax(-1)[:, output])
+            features = torch.tanh(network.readout(recurrent[0]) + memory[0])
+            emissions.append(network.head(features).softmax(-1)[:, output])
         expected = 0
         for alignment in itertools.combinations_with_replacement(range(S), len(target)):
             probability, previous = 1, 0
