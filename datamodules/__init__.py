@@ -4,9 +4,10 @@ from datamodules.copy import Copy
 from datamodules.date import Date
 from datamodules.date_world import DateWorld
 from datamodules.parallel_text import ParallelText
+from datamodules.pronunciation import Pronunciation
 from datamodules.sentiment import Sentiment
 from datamodules.text import Text
 from datamodules.toy_translation import ToyTranslation
 from datamodules.tsv import Tsv
 
-__all__ = ["Copy", "Date", "DateWorld", "ParallelText", "Sentiment", "Text", "ToyTranslation", "Tsv"]
+__all__ = ["Copy", "Date", "DateWorld", "ParallelText", "Pronunciation", "Sentiment", "Text", "ToyTranslation", "Tsv"]

@@ -1,12 +1,14 @@
 """Small randomly drawn corpora of the kinds that are read from files."""
 
 import gzip
+import hashlib
 import io
 import random
 import tarfile
 
-from datamodules import Sentiment
+from datamodules import Sentiment, pronunciation
 from lightning_tfm.data import TableReader
+from lightning_tfm.data.download import MIRROR, Download
 
 WORDS = {
     "ein": "a", "der": "the", "Hund": "dog", "Mann": "man", "Baum": "tree", "läuft": "runs", "schläft": "sleeps",
@@ -29,6 +31,25 @@ def write_lines(path, lines, encoding="utf-8"):
 
 def write_table(path, rows):
     return write_lines(path, map("\t".join, rows))
+
+
+def pronounced(number, seed=0):
+    """Return distinct words of a made-up language, and their pronunciations."""
+    draw = random.Random(seed)
+    words = sorted({"".join(draw.choices("abcdë", k=draw.randint(2, 7))) for _ in range(2 * number)})
+    phonemes = {"c": "k", "ë": "eh"}
+    return [(word, " ".join(phonemes.get(letter, letter) for letter in word)) for word in draw.sample(words, number)]
+
+
+def write_pronunciations(folder, monkeypatch):
+    """Write a mirror of `Pronunciation` with a few made-up words for each language, and use it."""
+    monkeypatch.setenv(MIRROR, str(folder))
+    for seed, (name, file) in enumerate(pronunciation.FILES.items()):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_table(path, pronounced(12 if name.endswith("train.tsv") else 3, seed))
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        monkeypatch.setitem(pronunciation.FILES, name, Download(file.address, sha256))
 
 
 def reviews(number=120, seed=0):
