@@ -90,7 +90,7 @@ def find_groups(arguments: Sequence[str]) -> tuple[list[Group], list[str]]:
             raise UserError(f"GROUP must have a name of its own, but is {argument!r}; name it A=RUNS")
         names += [name] if name else []
         named = [run for path in (paths.split(",") if name else [paths]) for run in _find_runs(path, argument)]
-        finished = [run for run in dict.fromkeys(named) if is_readable(run, notes)]
+        finished = _without_evaluations([run for run in dict.fromkeys(named) if is_readable(run, notes)], notes)
         if name and (different := _differing([run.settings for run in finished])):
             notes.append(f"the runs of {name} differ in {listed(different)}, not only in the seed")
         runs += [(name, run) for run in finished]
@@ -149,6 +149,24 @@ def is_readable(run: Run, notes: list[str]) -> bool:
         notes.append(f"{relative(run.folder)} is damaged, and is left out")
         return False
     return True
+
+
+def _without_evaluations(runs: Sequence[Run], notes: list[str]) -> list[Run]:
+    """Leave out later tests and validations of checkpoints of these runs, and append a note on each.
+
+    One with the settings of its run, but on another split, is kept, such as the test of a run of `fit --skip-test`.
+    """
+    by_folder = {run.folder.resolve(): run for run in runs}
+    kept = []
+    for run in runs:
+        folders = [path.resolve().parent.parent for path in run.tested_checkpoints]
+        trained = next((by_folder[folder] for folder in folders if folder in by_folder), None)
+        completes = trained and run.settings == trained.settings and run.summary.split != trained.summary.split
+        if trained is None or completes:
+            kept.append(run)
+        else:
+            notes.append(f"{relative(run.folder)} evaluates {relative(trained.folder)} again, and is left out")
+    return kept
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -290,10 +290,8 @@ def _confusion(predictions: Sequence[Prediction]) -> list[Json]:
 def _checkpoint(run: Run) -> Path | None:
     """Return the checkpoint of a run, or that of a later test; None if there is none."""
     checkpoint = run.checkpoint(Run.BEST, Run.LAST)
-    if checkpoint is None and run.has_finished and (tested := run.summary.checkpoint):
-        # Relative to the folder where the command ran, or beside the folder of the test.
-        paths = Path(tested), run.folder.parent.joinpath(*Path(tested).parts[-3:])
-        checkpoint = next(filter(Path.is_file, paths), None)
+    if checkpoint is None and run.has_finished:
+        checkpoint = next(filter(Path.is_file, run.tested_checkpoints), None)
     return checkpoint
 
 

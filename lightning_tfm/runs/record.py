@@ -310,6 +310,18 @@ class Run:
             raise UserError(f"the run {str(self.folder)!r} must have finished, but has not; resume it with --ckpt_path")
         return read_json(self.folder / self.SUMMARY, Summary)
 
+    @property
+    def tested_checkpoints(self) -> list[Path]:
+        """Return where the checkpoint of a later test or validation may be; empty for a run that has trained.
+
+        Raises:
+            UserError: see `summary`.
+        """
+        if (checkpoint := self.summary.checkpoint) is None:
+            return []
+        # Relative to the folder where the command ran, or beside the folder of the test.
+        return [Path(checkpoint), self.folder.parent.joinpath(*Path(checkpoint).parts[-3:])]
+
     def write_summary(self, summary: Summary) -> None:
         """Write the results, which marks the run as finished."""
         content = {name: value for name, value in asdict(summary).items() if value is not None}

@@ -433,6 +433,34 @@ def test_skipped_runs_are_noted(runs):
     )
 
 
+def write_evaluation(folder, of, split, **data):
+    """Write a later test or validation of the best checkpoint of a run, with other settings of the data."""
+    evaluated = Run(of)
+    config = json.loads(json.dumps(evaluated.config))
+    config["data"]["init_args"] |= data
+    summary = {"test": None, split: {"exact_match": 0.5}, "higher_is_better": DIRECTIONS, "train_seconds": None}
+    summary |= {"seed": evaluated.summary.seed, "checkpoint": str(of / f"checkpoints/{Run.BEST}")}
+    records.write_run(folder, config, summary, evaluated.starts[0])
+
+
+@pytest.mark.parametrize("argument", ["runs/plain", "plain=runs/plain"])
+def test_later_tests_are_not_runs(argument, runs):
+    """Neither on other data nor again; a split of the same data that the run was not tested on adds to it."""
+    expected = tables(compared(argument, "runs/warm"))
+    write_evaluation(runs / "plain/test_0", runs / "plain/version_0", "val", path="other")
+    write_evaluation(runs / "plain/test_1", runs / "plain/version_1", "test")
+    write_evaluation(runs / "plain/validate_0", runs / "plain/version_2", "val")
+    result = compared(argument, "runs/warm")
+    assert tables(result) == expected
+    assert result.notes[:2] == (
+        "runs/plain/test_0 evaluates runs/plain/version_0 again, and is left out",
+        "runs/plain/test_1 evaluates runs/plain/version_1 again, and is left out",
+    )
+    (group,) = compared("runs/plain", metric="val/exact_match").groups
+    assert [run.folder.name for run in group.runs] == ["validate_0"]
+    assert compared("runs/plain/test_*", metric="test/exact_match").groups[0].values == (0.5,)
+
+
 def test_notes(runs):
     write_runs(runs / "longer", [0.25] * 6, metric="longer/exact_match")
     result = compared("runs/plain", "runs/longer", metric="longer/exact_match")
