@@ -314,6 +314,8 @@ def test_notebooks_are_small_and_clean(path):
     assert all(output.get("name") != "stderr" and output.output_type != "error" for output in outputs)
     text = json.dumps([output for output in outputs if "image/png" not in output.get("data", {})])
     assert not re.search(r"/(home|root|tmp|work|Users)/|Warning", text)
+    printed = "".join(output.get("text", "") for output in outputs)
+    assert [line for line in printed.splitlines() if len(line) > 88] == [], "the width of a page"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
