@@ -29,6 +29,7 @@ from lightning_tfm.errors import (
     requeue,
     shell_quote,
 )
+from lightning_tfm.fit import LIGHTNING_COMMANDS
 from lightning_tfm.system.memory import gc_disabled
 
 USAGE = """\
@@ -44,13 +45,6 @@ examples:
 `lightning-tfm COMMAND --help` lists the settings of a command.
 `lightning-tfm --version` prints the version.
 """
-
-LIGHTNING_COMMANDS = {
-    "fit": "train the model of an experiment, then test the best checkpoint",
-    "validate": "evaluate a run on the validation data of its experiment",
-    "test": "evaluate a run on the test data of its experiment",
-}
-"""Summaries of the commands of LightningCLI, by name."""
 
 COMMANDS = LIGHTNING_COMMANDS | SUMMARIES
 """Summaries of all commands, by name."""

@@ -20,12 +20,12 @@ from typing import Any, get_args, get_origin, get_type_hints
 from unittest.mock import patch
 
 from layers import layers, members
-from lightning_tfm.__main__ import COMMANDS, LIGHTNING_COMMANDS
+from lightning_tfm.__main__ import COMMANDS
 from lightning_tfm.commands.reproduce import tolerance
 from lightning_tfm.commands.seeds import make_parser as seeds_parser
 from lightning_tfm.comparison.statistics import COVERAGE, student_reach
 from lightning_tfm.config.experiments import Claim, list_experiments
-from lightning_tfm.fit import cli
+from lightning_tfm.fit import LIGHTNING_COMMANDS, cli
 from lightning_tfm.runs import record
 from lightning_tfm.runs.attention_history import AttentionHistory, ExampleHistory, LayerHistory
 from lightning_tfm.system.terminal import format_value

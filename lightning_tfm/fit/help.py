@@ -10,6 +10,7 @@ from typing import get_type_hints
 
 from lightning_tfm.config.parsing_errors import PACKAGES
 from lightning_tfm.errors import UserError, nearest
+from lightning_tfm.fit import LIGHTNING_COMMANDS
 
 BASE_CLASSES = ("CausalNetwork", "Network", "Seq2SeqNetwork", "TaskModule")
 """Exported base classes, which cannot be chosen by a setting."""
@@ -20,39 +21,45 @@ SETTINGS = """\
   --seed_everything N        {seed}
   --dry-run                  check all settings, run a batch, write nothing
   --print_config             print all settings as YAML
+  --name NAME                write to runs/NAME; --trainer.logger false: nowhere
+  --trainer.precision P      32-true, bf16-mixed, 16-mixed, 64-true
+  --trainer.devices N        with .accelerator cpu or gpu, .strategy ddp
   --data CLASS               {data}
+"""
+
+TRAINING = """\
   --model CLASS              {model}
   --model.network CLASS      {network}
   --trainer.max_steps N      training steps; .val_check_interval N
-  --trainer.precision P      32-true, bf16-mixed, 16-mixed, 64-true
-  --trainer.devices N        with .accelerator cpu or gpu, .strategy ddp
   --trainer.callbacks+=CLASS WeightAveraging, EarlyStopping, Compile, ...
-  --name NAME                write to runs/NAME; --trainer.logger false: nowhere
   --checkpoint.monitor NAME  metric that selects the best checkpoint
+"""
+"""Settings of `fit` only; of a run that is evaluated, the checkpoint has them."""
+
+FURTHER = """\
 
   --help-all                 all settings, also those of Lightning's Trainer
   --data.help Date           settings of a class; also --model.network.help GPT
 """
 
-PURPOSES = {
-    "fit": "Train the model of an experiment, then test its best checkpoint.",
-    "validate": "Evaluate a run on the validation data of its experiment.",
-    "test": "Evaluate a run on the test data of its experiment.",
-}
-
 
 def help_text(command: str) -> str:
     """Return the help of `fit`, `validate` or `test` for `--help`."""
     is_fit = command == "fit"
-    settings = SETTINGS.format(
-        seed="seed; for several: --seeds 1..6, --jobs N at a time" if is_fit else "seed of the data and the weights",
+    settings = (SETTINGS + (TRAINING if is_fit else "") + FURTHER).format(
+        seed="seed; for several: --seeds 1..6, --jobs N at a time" if is_fit else "seed of the data",
         ckpt_path="resume: last, a run, or a file" if is_fit else "with --config: the checkpoint, or last",
         data=_column(f"{', '.join(_classes('data'))}; .batch_size N"),
         model=_column(f"{', '.join(_classes('model'))}; .optimizer.lr X"),
         network=_column(f"{', '.join(_classes('model.network'))}; .d_model N"),
     )
     usage = f"lightning-tfm {command} {'EXPERIMENT' if is_fit else 'RUN'} [--SETTING VALUE ...]"
-    return f"usage: {usage}\n{PURPOSES[command]}\n\n{settings}"
+    return f"usage: {usage}\n{purpose(command)}\n\n{settings}"
+
+
+def purpose(command: str) -> str:
+    """Return the summary of `fit`, `validate` or `test` as a sentence."""
+    return f"{LIGHTNING_COMMANDS[command].capitalize()}."
 
 
 def with_class_names(arguments: list[str]) -> list[str]:

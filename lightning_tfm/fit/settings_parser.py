@@ -16,6 +16,7 @@ from lightning_tfm.config.arguments import experiment_path
 from lightning_tfm.config.settings import BoundedLoader, parse_yaml, read_yaml_text
 from lightning_tfm.config.trust import TRUST_HELP, import_policy
 from lightning_tfm.errors import UserError
+from lightning_tfm.fit.help import purpose
 from lightning_tfm.fit.trainer_settings import HIDDEN
 from lightning_tfm.networks import Network
 from lightning_tfm.runs.names import HELP as RUN_HELP
@@ -87,7 +88,14 @@ def add_options(parser: LightningArgumentParser, command: str) -> None:
 
 
 def correct_help(parser: LightningArgumentParser, command: str) -> None:
-    """Hide what `fit` refuses, and remove reStructuredText from help texts, which Lightning takes from docstrings."""
+    """Correct what Lightning takes from docstrings: the description, titles of groups, and reStructuredText in help.
+
+    Also hide the settings that `fit` refuses.
+    """
+    parser.description = purpose(command)
+    titles = {"trainer": "Settings of Lightning's Trainer", command: "Checkpoint"}
+    for name, group in (parser.groups or {}).items():
+        group.title = titles.get(name, group.title)
     texts = HELP | {"ckpt_path": RESUMED if command == "fit" else EVALUATED}
     for action in actions(parser):
         if action.dest.removeprefix("trainer.") in HIDDEN:

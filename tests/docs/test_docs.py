@@ -19,8 +19,9 @@ import wandb.cli.cli
 import yaml
 from nbclient import NotebookClient
 
-from lightning_tfm.__main__ import COMMANDS, LIGHTNING_COMMANDS
+from lightning_tfm.__main__ import COMMANDS
 from lightning_tfm.config.experiments import list_experiments, read_experiment
+from lightning_tfm.fit import LIGHTNING_COMMANDS
 from support.corpora import TEXT, reviews, sentences, write_lines
 from support.experiments import write_gpt2
 from support.processes import EXPERIMENTS, run

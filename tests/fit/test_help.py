@@ -15,8 +15,9 @@ from lightning_tfm.__main__ import COMMANDS
 from lightning_tfm.commands import SUMMARIES
 from lightning_tfm.config.settings import flatten
 from lightning_tfm.config.trust import trusted
+from lightning_tfm.fit import LIGHTNING_COMMANDS
 from lightning_tfm.fit.cli import SettingsCLI, run
-from lightning_tfm.fit.help import BASE_CLASSES
+from lightning_tfm.fit.help import BASE_CLASSES, purpose
 from lightning_tfm.system.private import actions
 from support.experiments import COPY
 from support.processes import EXPERIMENTS
@@ -34,10 +35,12 @@ def test_help_fits_a_screen_and_names_what_exists(name, command):
     printed = command(name, "--help").out
     assert len(printed.splitlines()) <= 24
     assert max(map(len, printed.splitlines())) <= 80
-    for package in (datamodules, tasks, networks):
-        for name in package.__all__:
-            cls = getattr(package, name)
-            assert (inspect.isabstract(cls) or name in BASE_CLASSES) is (name not in re.split(r"\W+", printed)), name
+    words = re.split(r"\W+", printed)
+    for package in (datamodules, tasks, networks) if name == "fit" else (datamodules,):
+        for cls in (getattr(package, exported) for exported in package.__all__):
+            is_base = inspect.isabstract(cls) or cls.__name__ in BASE_CLASSES
+            assert is_base is (cls.__name__ not in words), cls
+    assert ("--trainer.max_steps" in printed) is (name == "fit"), "an evaluation does not train"
     options = set(re.findall(r"--([a-z_.-]+)", printed)) - {"help-all"}
     settings = flatten(yaml.safe_load(command("fit", "--config", COPY, "--print_config").out))
     for option in options - {"config", "dry-run", "print_config", "data.help", "model.network.help", "seeds", "jobs"}:
@@ -89,8 +92,10 @@ def test_the_help_of_an_unknown_class_names_what_exists(arguments, message, mist
     assert message in mistake("fit", *arguments)
 
 
-def test_all_settings_are_listed_without_markup(command):
-    printed = command("fit", "--help-all").out
+@pytest.mark.parametrize("name", LIGHTNING_COMMANDS)
+def test_all_settings_are_listed_without_markup(name, command):
+    printed = command(name, "--help-all").out
+    assert f"\n\n{purpose(name)}\n\n" in printed
     assert "--trainer.gradient_clip_algorithm" in printed
     assert not re.search(r":(class|meth|func|attr):`|``", printed)
     for refused in ("overfit_batches", "limit_train_batches"):
