@@ -35,9 +35,9 @@ class LiteralConsole(Console):
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], console: Console, title: str = "") -> None:
     """Print a table, without breaking a word.
 
-    In a file or a pipe, each row is one line. In a terminal, cells are wrapped at spaces, and if even the longest words
-    of all columns do not fit, the columns that do not fit as a whole are printed below each
-    row.
+    In a file or a pipe, each row is one line, without blanks at its end. In a terminal, cells are wrapped at spaces,
+    and if even the longest words of all columns do not fit, the columns that do not fit as a whole are printed below
+    each row.
     """
     columns = [[*map(escape_controls, cells)] for cells in zip(header, *rows, strict=True)]
     widths = [max(map(cell_len, cells)) for cells in columns]
@@ -62,8 +62,12 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], console: C
             if below := "; ".join(f"{name} {cell}" for name, cell in others if cell):
                 console.print(Padding(below, (0, 0, 0, 4)))
             table = _new_table(names, widths[:number], show_header=False, show_edge=False)
-    if has_all:
-        console.print(table, soft_wrap=whole)
+    if whole:
+        with console.capture() as capture:
+            console.print(table, soft_wrap=True)
+        console.out("\n".join(map(str.rstrip, capture.get().split("\n"))), end="")
+    elif has_all:
+        console.print(table)
 
 
 def _new_table(names: Sequence[str], widths: Sequence[int], title: str = "", **settings: Any) -> Table:

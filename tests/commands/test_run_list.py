@@ -211,6 +211,16 @@ def test_invalid_options(arguments, message, five, tmp_path, command):
     assert len(Run.below(tmp_path / "runs")) == 5
 
 
+def test_a_pipe_has_a_line_per_run_without_padding(copies, command):
+    copies("long_name")
+    (Run(copies("short")).folder / Run.PROVENANCE).unlink()  # the last column, its settings, is empty
+    lines = command("runs").out.splitlines()
+    assert [line for line in lines if line.endswith(" ")] == []
+    long, short = (line for line in lines if "finished" in line)
+    assert "trainer.max_steps 60" in long
+    assert len(short) < len(long)
+
+
 @pytest.mark.parametrize("columns", [50, 80, 300])
 def test_a_terminal_breaks_no_word(columns, copies, tmp_path):
     copies("date_attention_lstm/version_0")
