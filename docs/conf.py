@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 
+from docutils import nodes
 from pygments.formatters import HtmlFormatter
 from sphinx.highlighting import PygmentsBridge
 
@@ -63,7 +64,14 @@ def skip_fields(app, what, name, member, skip, options):
     return True if type(member).__name__ == "_tuplegetter" else None
 
 
+def link_pictures(app, doctree):
+    """Link pictures to their full size, as Sphinx does with those that have a scale: a phone shows them small."""
+    for picture in doctree.findall(nodes.image):
+        picture.setdefault("scale", 100)
+
+
 def setup(app):
     """Connect the events, and replace the formatter of code blocks."""
     PygmentsBridge.html_formatter = CodeFormatter
     app.connect("autodoc-skip-member", skip_fields)
+    app.connect("doctree-read", link_pictures)

@@ -351,5 +351,8 @@ def test_site_is_built_without_warning(tmp_path):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "html/searchindex.js").exists()
     for page in (tmp_path / "html").rglob("*.html"):
-        loaded = re.findall(r'<(?:script|link|img)\b[^>]*\b(?:src|href)="(https?://[^"]+)', page.read_text())
+        text = page.read_text()
+        loaded = re.findall(r'<(?:script|link|img)\b[^>]*\b(?:src|href)="(https?://[^"]+)', text)
         assert not loaded, f"{page.name} loads {loaded}"
+        pictures = re.findall(r'(<a [^>]*>)?<img\b[^>]*\bsrc="(?:\.\./)*_images/', text)
+        assert all(pictures), f"{page.name} has a picture without a link to its full size"
