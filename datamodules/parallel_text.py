@@ -78,7 +78,7 @@ class ParallelText(PairDataModule):
         eval_batch_size: int = 128,
         **settings: Any,
     ) -> None:
-        names = {"train": train, "val": val} | ({"test": test} if test else {})
+        names = {"train": train, "val": val} | ({} if test is None else {"test": test})
         self.splits = {}
         hint = "set data.class_path to datamodules.Tsv, which can select columns"
         table = TableReader({"source": None, "target": None}, encoding, header, hint)
@@ -90,7 +90,7 @@ class ParallelText(PairDataModule):
         train_sides = self.splits["train"].sources, self.splits["train"].targets
         trained = train_tokenizer(chain.from_iterable(zip(*train_sides, strict=True)), tokenizer, vocab_size)
         super().__init__(trained, eval_batch_size=eval_batch_size, **settings)
-        self.test_sets = ("test",) if test else ("val",)
+        self.test_sets = ("val",) if test is None else ("test",)
         longest = max(self.max_source_length, self.max_target_length)
         if batch_tokens is not None and batch_tokens < longest:
             raise UserError(f"batch_tokens must be at least the longest text ({longest}), but is {batch_tokens}")

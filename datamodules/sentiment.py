@@ -125,7 +125,7 @@ class Sentiment(LabeledDataModule):
         drawn = {split for split in shares if shares[split] and split not in splits}
         splits |= split_by_hash(splits["train"], drawn, val_fraction, test_fraction)
         for split, names in (("test", test), ("val", val)):
-            if names:
+            if names is not None:
                 if split in drawn:
                     rank_zero_print(
                         f"{len(splits[split])} texts of train are held out by {split}_fraction; set it to 0 to train "
@@ -187,7 +187,7 @@ def read_labeled(names: list[str] | str, table: TableReader, split: str) -> dict
     names = [names] if isinstance(names, str) else names
     if not names:
         raise UserError(f"{split} must name data, but is empty; try [FILE]")
-    if len(names) == 1 and (folder := expand_path(names[0])).is_dir():
+    if len(names) == 1 and (folder := expand_path(names[0], split)).is_dir():
         return by_split(_of_folder(folder, table.encoding), str(folder), split)
     paths = [resolve_path(name, FILES, split) for name in names]
     if len(paths) == 1 and paths[0].name.lower().endswith((".tar.gz", ".tgz", ".tar")):

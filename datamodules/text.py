@@ -59,7 +59,7 @@ class Text(TextDataModule):
         if not test_fraction:
             del texts["test"]
         if tokenizer_file is not None:
-            trained: Tokenizer = read_tokenizer(expand_path(tokenizer_file))
+            trained: Tokenizer = read_tokenizer(expand_path(tokenizer_file, "tokenizer_file"))
         else:
             trained = train_tokenizer([texts["train"]], tokenizer, vocab_size)
         super().__init__(trained, texts, **settings)

@@ -55,7 +55,7 @@ class Tsv(PairDataModule):
         header: bool | None = None,
         **settings: Any,
     ) -> None:
-        names = {"train": train, "val": val} | ({"test": test} if test else {})
+        names = {"train": train, "val": val} | ({} if test is None else {"test": test})
         optional = {"features": features, "category": category}
         columns = {"source": source, "target": target} | {name: c for name, c in optional.items() if c is not None}
         table = TableReader(columns, encoding, header)
@@ -69,7 +69,7 @@ class Tsv(PairDataModule):
         pairs = self.splits["train"]
         counts = splitter.count(pairs.sources, are_targets=False) + splitter.count(pairs.targets, are_targets=True)
         super().__init__(SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)], *separators), **settings)
-        self.test_sets = ("test",) if test else ("val",)
+        self.test_sets = ("val",) if test is None else ("test",)
 
     def pairs(self, split: str) -> Pairs:
         return self.splits[split]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -48,6 +49,9 @@ examples:
 
 COMMANDS = LIGHTNING_COMMANDS | SUMMARIES
 """Summaries of all commands, by name."""
+
+DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Errors of accessing a file or a folder without permission, or of writing to a file system that is read-only."""
 
 
 def main() -> None:
@@ -115,9 +119,15 @@ def main() -> None:
         print(f"lightning-tfm: error: {message}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
-        message = f"{error.filename or 'input or output'}: {error.strerror or error}"
+        name, is_denied = error.filename or "input or output", error.errno in DENIED
+        message = f"{name}: {error.strerror or error}"
+        if is_denied:
+            message = (
+                f"{name!r} must be readable and writable, but is not: {error.strerror}; change its permissions or "
+                "those of its folder, or run the command in another folder"
+            )
         print(f"lightning-tfm: error: {escape_controls(message)}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if is_denied else 1)
 
 
 def _ends_main_process(seconds: float = 10.0) -> bool:

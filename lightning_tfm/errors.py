@@ -42,6 +42,7 @@ SYNONYMS = {
     "ckpt_path": "checkpoint_path load load_checkpoint resume resume_from resume_from_checkpoint",
     "seed_everything": "random_seed random_state seed",
     "checkpoint.every_n_train_steps": "checkpoint_every save_every save_interval save_steps",
+    "checkpoint.keep_last": "keep keep_last save_total_limit",
     "checkpoint.monitor": "metric metric_for_best_model monitor",
     "data": "data_dir data_path dataset datamodule",
     "data.batch_size": "b batch batch_size batchsize bs per_device_train_batch_size train_batch_size",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lightning_tfm.commands.parser import CommandParser, trust_arguments
+from lightning_tfm.commands.parser import CommandParser, check_writable, trust_arguments
 from lightning_tfm.errors import UserError
 from lightning_tfm.fit.cli import data_of_checkpoint
 from lightning_tfm.inference.attention_maps import visible
@@ -52,6 +52,7 @@ def inspect(arguments: list[str]) -> int:
     written = Run(options.output or Path(options.checkpoint).resolve().parent.parent)
     if not options.output and not written.exists:
         raise UserError(f"{options.checkpoint!r} is not in the folder of a run; add --output FOLDER")
+    check_writable("--output", written.inspection_folder)
     network = predictor.network
     with progress_bar("inspecting", total=len(options.input) + number_of_steps(network)) as bar:
         texts = []

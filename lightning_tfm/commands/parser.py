@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -22,13 +23,28 @@ def check_new_file(option: str, path: Path, overwrite: bool) -> None:
     """Check that a file can be written.
 
     Raises:
-        UserError: if the path is that of a folder or an existing file, or its folder does not exist.
+        UserError: if the path is that of a folder or an existing file, or its folder does not exist or is not writable.
     """
     if path.is_dir() or (path.exists() and not overwrite):
         raise UserError(f"{option} must be a new file, but {str(path)!r} exists; name another, or add --overwrite")
     if not path.resolve().parent.is_dir():
         raise UserError(
             f"{option} must lie in a folder that exists, but {str(path.parent)!r} does not; create it first"
+        )
+    check_writable(option, path.parent)
+
+
+def check_writable(option: str, folder: Path) -> None:
+    """Check that files can be written to a folder, which is created if it does not exist.
+
+    Raises:
+        UserError: if the permissions of the folder or of its first parent that exists deny it.
+    """
+    folder = folder.resolve()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        raise UserError(
+            f"{option} must lie in a folder that can be written, but {str(existing)!r} cannot; name another"
         )
 
 

@@ -26,6 +26,8 @@ LIGHTNING_ERRORS = {
     "such as --config elastic, but is {}; try auto",
     "`devices` selected with": "trainer.devices must be a number of devices, but is not; try 1",
     r"`Timer\(duration='(.*?)'\)` is not": "trainer.max_time must be DD:HH:MM:SS, but is {}; try 00:01:00:00, an hour",
+    r"`max_steps` must be a non-negative.* You passed in (-\d+)": "trainer.max_steps must be at least 1, but is {}; "
+    "try 3000",
     r"Key must be a string, got: (.+)\.": "a setting must have a name, but one has the number {}; write decimals with "
     "a point",
     r"invalid value (\S+) for (limit_\w+)": "trainer.{1} must be a number of batches or a share from 0.0 to 1.0, but "

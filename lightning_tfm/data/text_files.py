@@ -22,11 +22,20 @@ BOMS = {
 """Encodings by the byte order mark at the start of a file."""
 
 
-def expand_path(name: str) -> Path:
+def expand_path(name: str, setting: str = "path") -> Path:
     """Return the path of a user's file or folder, which may begin with ~ and contain variables such as $HOME.
 
     A shell expands neither inside a list, such as [~/train.de, ~/train.en], nor in a YAML file.
+
+    Args:
+        name: the name of the file or folder.
+        setting: the setting that names it, for error messages.
+
+    Raises:
+        UserError: if the name is empty, which would otherwise be that of the current folder.
     """
+    if not name:
+        raise UserError(f"{setting} must name a file, but is empty; name yours, as with --data.{setting} FILE")
     return Path(os.path.expanduser(os.path.expandvars(name)))
 
 
@@ -41,7 +50,7 @@ def resolve_path(name: str, downloads: dict[str, Download], setting: str = "path
     Raises:
         UserError: if there is none, or if it is a folder.
     """
-    path = expand_path(name)
+    path = expand_path(name, setting)
     if path.is_file():
         return path
     if path.is_dir():

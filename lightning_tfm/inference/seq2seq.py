@@ -89,7 +89,10 @@ class Seq2SeqPredictor(Predictor):
     def encode_pair(self, line: str) -> tuple[Ids, Ids, str]:
         source, tab, target = strip_fields(line).rpartition("\t")
         if not tab:
-            raise UserError("it must have a source and a target, separated by a tab")
+            raise UserError(
+                "it must have a source and a target, separated by a tab, but has no tab; add the target, as with paste "
+                "SOURCES TARGETS"
+            )
         note = self.check_columns(source)
         source_ids, target_ids = self.tokenize(source), self.tokenizer.encode_target(target)
         self.network.check_lengths(len(source_ids) + 1, len(target_ids) + 1)

@@ -140,6 +140,10 @@ def _check_callbacks(trainer: Trainer) -> None:
             if isinstance(callback, cls):
                 name = cls.__name__
                 raise UserError(f"trainer.callbacks must not contain {name}, which {reason}; try {REPLACEMENTS[name]}")
+        if isinstance(callback, EarlyStopping) and callback.patience < 0:
+            raise UserError(
+                f"patience of EarlyStopping in trainer.callbacks must be at least 0, but is {callback.patience}; try 3"
+            )
 
 
 def _check_epochs(trainer: Trainer) -> None:

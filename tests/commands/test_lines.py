@@ -118,7 +118,7 @@ def test_score_of_given_targets(checkpoint, sources, tmp_path, command):
     out, err = command("score", checkpoint, "--input", tmp_path / "pairs.tsv", status=1)
     *rows, missing = out.splitlines()
     assert missing == ""
-    assert "line 4: it must have a source and a target" in err
+    assert "line 4: it must have a source and a target, separated by a tab, but has no tab; add the target" in err
     for row, source, target in zip(rows, sources, targets, strict=True):
         value, perplexity = map(float, row.split("\t"))
         assert value == pytest.approx(log_probability(module, source, target), abs=1e-3)

@@ -84,6 +84,8 @@ def damaged_archive(folder):
 
 BAD_DATA = {
     "no file": (lambda p: Text(str(p / "none")), "no file '.*none', nor is it one of tinyshakespeare"),
+    "an empty name": (lambda p: Text(""), "path must name a file, but is empty; name yours"),
+    "an empty name of a tokenizer": (content("t.txt", b"abc", tokenizer_file=""), "tokenizer_file must name a file"),
     "an empty folder": (lambda p: Text(str(p)), "folder of texts, but .* holds no file"),
     "UTF-32 that is called UTF-16": (
         content("t.txt", "abc".encode("utf-32"), encoding="utf-16"),
@@ -140,6 +142,8 @@ BAD_DATA = {
     ),
     "a vocab_size without symbols": (table("a\tb", vocab_size=4), "vocab_size .* 4, .* but is 4"),
     "no data": (lambda p: sentiment([]), r"train must name data, but is empty; try \[FILE\]"),
+    "an empty name of a split": (labels(*REVIEWS, test=""), "test must name a file, but is empty"),
+    "an empty name among files": (lambda p: sentiment([str(p), ""]), "train must"),
     "a folder among files": (lambda p: sentiment([str(p), str(p)]), "must be a file, but is a folder"),
     "files without labels": (
         lambda p: sentiment([write_lines(p / "a", ["x"]), write_lines(p / "b", ["y"])]),

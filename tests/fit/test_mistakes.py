@@ -15,6 +15,7 @@ from lightning.pytorch.cli import LightningCLI
 from lightning_tfm.__main__ import COMMANDS
 from lightning_tfm.checkpoint import read, write
 from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
+from lightning_tfm.commands.parser import check_new_file, check_writable
 from lightning_tfm.errors import UserError
 from lightning_tfm.fit.cli import TfmCLI
 from lightning_tfm.runs.record import Run
@@ -345,6 +346,16 @@ def test_an_unwritable_folder_is_reported(tmp_path):
         write({}, "/sys/a.ckpt")  # not even root can write there
     logger = "--trainer.logger={class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: /sys/runs}}"
     child = run(*fit("gpt", logger), cwd=tmp_path)
-    assert child.wait() != 0
-    (line,) = child.err.read_text().splitlines()
-    assert re.match("lightning-tfm: error: .*/sys/runs.*: (Operation not permitted|Permission denied|Read-only)", line)
+    line = child.refuse("'/sys/runs.*' must be readable and writable, but is not: .*; change its permissions")
+    assert child.err.read_text().splitlines() == [line]
+
+
+def test_an_output_in_an_unwritable_folder_is_refused_before_it_is_made(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write everywhere
+    message = re.escape(
+        f"--output must lie in a folder that can be written, but {str(tmp_path)!r} cannot; name another"
+    )
+    with pytest.raises(UserError, match=message):
+        check_new_file("--output", tmp_path / "report.html", overwrite=False)
+    with pytest.raises(UserError, match=message):
+        check_writable("--output", tmp_path / "none/inspect")

@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from lightning_tfm.__main__ import COMMANDS
-from lightning_tfm.config.arguments import GROUPS, SETTINGS
+from lightning_tfm.config.arguments import GROUPS, OPTIONS, SETTINGS
 from lightning_tfm.errors import SYNONYMS
 from lightning_tfm.fit.cli import TfmCLI
 
@@ -22,6 +23,7 @@ FILES = {
     "list.yaml": b"- 1\n",
     "not_a.ckpt": b"weights",
     "one_column.tsv": b"one\ntwo\nthree\n",
+    "overlay.yaml": b"trainer: {max_steps: 3}\n",
     "short.txt": b"one\ntwo\n",
     "sweep.yaml": b"method: grid\n",
     "tab.yaml": b"trainer:\n\tmax_steps: 3\n",
@@ -46,6 +48,14 @@ EARLY = {
         "fit copy-gpt": ("'copy-gpt'", "'copy_gpt'"),
         "fit foo": ("'foo'", "lightning-tfm list"),
         "fit swep.yaml": ("'swep.yaml'", "No such file", "'sweep.yaml'"),
+        "fit overlay.yaml": ("data and model must be set", "'overlay.yaml'", "fit EXPERIMENT --config overlay.yaml"),
+        "fit --config=overlay.yaml --data Copy": ("model must be set", "'overlay.yaml'"),
+        "plan overlay.yaml": ("data and model must be set", "plan EXPERIMENT --config overlay.yaml"),
+        "fit elastic": ("data and model must be set", "fit EXPERIMENT --config elastic"),
+        "explore copy_gpt --host 0.0.0.0": ("'--host' of explore", "'port'", "settings of test"),
+        "inspect copy_gpt --split train": ("'--split' of inspect", "available: against, examples", "settings of test"),
+        "inspect copy_gpt --example=3": ("'--example' of inspect", "'examples'"),
+        "explore copy_gpt --batch_size 3": ("'batch_size'", "--data.batch_size"),
         "fit not_a.ckpt": ("a checkpoint", "--ckpt_path not_a.ckpt"),
     },
     "fit copy_gpt": {
@@ -73,6 +83,8 @@ EARLY = {
         "--heads 3": ("'heads'", "--model.network.num_heads"),
         "--dropout 0.1": ("'dropout'", "--model.network.dropout"),
         "--optimizer adam": ("'optimizer'", "--model.optimizer"),
+        "--keep 3": ("'keep'", "--checkpoint.keep_last"),
+        "--save-total-limit 3": ("'save-total-limit'", "--checkpoint.keep_last"),
         "--resume last": ("'resume'", "--ckpt_path"),
         "--fp16": ("'fp16'", "--trainer.precision"),
         "--wandb false": ("'wandb'", "--trainer.logger"),
@@ -104,6 +116,7 @@ LATE = {
         "--seeds 1..3 --jobs 0": ("--jobs must be at least 1", "0", "try 1"),
         "--seeds 1..3 --jobs two": ("--jobs must be of type int", "'two'"),
         "--jobs 3": ("required: --seeds",),
+        "--trainer.max_steps -5": ("trainer.max_steps must be at least 1", "-5", "try 3000"),
         "--trainer.max_steps ten": ("trainer.max_steps must be of type int", "ten"),
         "--trainer.max_steps 1e3": ("trainer.max_steps must be of type int", "try 1000"),
         "--trainer.max_steps 10,000": ("trainer.max_steps must be of type int", "10,000; try 10000"),
@@ -122,6 +135,9 @@ LATE = {
         "--trainer.callbacks.patience 4": ("trainer.callbacks must name", "try --trainer.callbacks+=EarlyStopping"),
         "--trainer.callbacks+=EarlyStopping --trainer.callbacks.patience four": ("callbacks.patience", "int", "four"),
         "--trainer.callbacks+=EarlyStopping --trainer.callbacks.patienc 4": ("EarlyStopping", "'patience'"),
+        "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor val/loss --trainer.callbacks.patience -1": (
+            *("patience of EarlyStopping in trainer.callbacks must be at least 0", "-1", "try 3"),
+        ),
         "--trainer.callbacks EarlyStoping": ("trainer.callbacks", "'EarlyStopping'"),
         "--trainer.max_time 1h": ("trainer.max_time must be DD:HH:MM:SS", "1h", "try 00:01:00:00"),
         "--data date": ("data must be", "date", "'Date'"),
@@ -151,6 +167,9 @@ LATE = {
         "--data.train gap.tsv": ("'gap.tsv'", "line 2"),
         "--data.train empty.tsv": ("'empty.tsv' must hold text", "empty"),
         "--data.train latin.tsv": ("'latin.tsv' must be in encoding utf-8", "such as latin-1"),
+        "--data.train=": ("train must name a file, but is empty", "--data.train FILE"),
+        "--data.train good.tsv --data.val=": ("val must name a file, but is empty", "--data.val FILE"),
+        "--data.train good.tsv --data.test=": ("test must name a file, but is empty", "--data.test FILE"),
         "--data.train .": ("train must be a file", "'.'"),
         "--data.path good.tsv": ("'path' of datamodules.Tsv", "available: "),
         "--data.dev good.tsv": ("'dev' of datamodules.Tsv", "'val'"),
@@ -225,6 +244,12 @@ def test_a_mistake_has_a_fix(arguments, parts, newcomer, request):
         checkpoint = request.getfixturevalue("checkpoint")
         arguments = [str(checkpoint) if argument == "CHECKPOINT" else argument for argument in arguments]
     newcomer(arguments, parts)
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_the_options_of_a_command_are_those_of_its_parser(command):
+    parser = import_module(f"lightning_tfm.commands.{command}").make_parser()
+    assert sorted(option[2:] for option in parser.options() if option.startswith("--")) == [*OPTIONS[command]]
 
 
 SCRIPT = """
