@@ -48,6 +48,7 @@ class Summary(Callback):
         self.started: float | None = None  # while training
         self.earlier_seconds = 0.0
         self.steps = 0  # of the tested checkpoint
+        self.members: list[str] | None = None  # of the tested ensemble
 
     @property
     def train_seconds(self) -> float:
@@ -59,6 +60,7 @@ class Summary(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self.steps = checkpoint["global_step"]
+        self.members = [*map(str, checkpoint["members"])] if "members" in checkpoint else None
         if trainer.state.fn == TrainerFn.FITTING:  # testing a checkpoint does not resume its run
             state = checkpoint["callbacks"].get(self.state_key, self.state_dict())
             self.earlier_seconds = state["train_seconds"]
@@ -103,6 +105,7 @@ class Summary(Callback):
             train_seconds=round(self.earlier_seconds, 2) if has_trained else None,
             samples_per_second=round(self.samples / self.earlier_seconds, 1) if has_trained else None,
             checkpoint=None if has_trained else str(trainer.ckpt_path),
+            members=self.members,
             steps=trainer.global_step if has_trained else self.steps,
             stopped_early=stopped_early,
             parameters=sum(parameter.numel() for parameter in pl_module.parameters()),

@@ -12,6 +12,7 @@ from lightning_tfm.checkpoint.content import (
     read,
     read_index,
 )
+from lightning_tfm.checkpoint.ensembling import join_checkpoints
 
 __all__ = [
     "FORMAT",
@@ -22,6 +23,7 @@ __all__ = [
     "copy_checkpoint",
     "has_training_state",
     "is_whole",
+    "join_checkpoints",
     "read",
     "read_index",
     "verify_checksum",

@@ -13,7 +13,18 @@ KEPT = (
     *("format_version", "pytorch-lightning_version", "epoch", "global_step", "loops", "experiment"),
     *("hyper_parameters", "hparams_name", "longest_source", "shortest_source", "alignment_head"),
 )
-"""Entries that an average copies from the first checkpoint."""
+"""Entries that an average, or an ensemble, copies from the first checkpoint."""
+
+
+def check_parts(
+    first: dict[str, Any], other: dict[str, Any], paths: tuple[str | Path, str | Path], parts: Sequence[str]
+) -> None:
+    """Raise UserError if two checkpoints differ in one of some hyper-parameters."""
+    for part in parts:
+        if other["hyper_parameters"].get(part) != first["hyper_parameters"].get(part):
+            raise UserError(
+                f"all checkpoints must have the same {part}, but {str(paths[0])!r} and {str(paths[1])!r} differ"
+            )
 
 
 def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
@@ -28,11 +39,7 @@ def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
     total = {name: weight.double() for name, weight in first["state_dict"].items()}
     for path in paths[1:]:
         other = read(path)
-        for part in ("class_path", "network", "tokenizer", "labels"):
-            if other["hyper_parameters"].get(part) != first["hyper_parameters"].get(part):
-                raise UserError(
-                    f"all checkpoints must have the same {part}, but {str(paths[0])!r} and {str(path)!r} differ"
-                )
+        check_parts(first, other, (paths[0], path), ("class_path", "network", "tokenizer", "labels"))
         for name, weight in other["state_dict"].items():
             # This is not in place, since tied float64 weights share their memory.
             total[name] = total[name] + weight.double()

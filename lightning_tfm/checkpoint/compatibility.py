@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from torch import Size, Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from lightning_tfm.checkpoint.content import has_training_state
+from lightning_tfm.config.settings import flatten
 from lightning_tfm.errors import UserError
 
 TRAINING = ("global_step", "loops", "callbacks", "optimizer_states", "lr_schedulers")
@@ -37,8 +37,12 @@ def bounded_by(weights: Mapping[str, Tensor], settings: Mapping[str, Any]) -> It
     excess = UserError(
         "the network must fit the weights of the checkpoint, but is larger; use the settings of the checkpoint"
     )
-    sizes = [value for name in ("max_length", "d_model") if isinstance(value := settings.get(name), int)]
-    if math.prod(sizes) > MAX_TABLE + 10 * elements:
+    tables: dict[str, int] = {}  # by the prefix of the names, which differs between the members of an ensemble
+    for name, value in flatten(dict(settings)).items():
+        prefix, _, last = name.rpartition(".")
+        if last in ("max_length", "d_model") and isinstance(value, int):
+            tables[prefix] = tables.get(prefix, 1) * abs(value)
+    if sum(tables.values()) > MAX_TABLE + 10 * elements:
         raise excess
 
     def register(module: nn.Module, name: str, weight: nn.Parameter | None) -> None:
@@ -79,10 +83,9 @@ def check_fits(
         if resuming:
             _check_training_state(checkpoint, path, averages)
         _check_equal(path, _settings(saved, resuming), _settings(hyper_parameters, resuming))
-        sizes, lengths = (
-            [parameters["network"]["init_args"].get(name) for parameters in (saved, hyper_parameters)]
-            for name in ("vocab_size", "max_length")
-        )
+        both = [_arguments(parameters) for parameters in (saved, hyper_parameters)]
+        sizes = [arguments.get("vocab_size") for arguments in both]
+        lengths = [[value for name, value in arguments.items() if _is_named(name, "max_length")] for arguments in both]
         if saved["tokenizer"] != hyper_parameters["tokenizer"]:
             raise UserError(
                 f"the vocabulary of the data must match the checkpoint {str(path)!r} ({sizes[0]} ids), but differs "
@@ -94,24 +97,34 @@ def check_fits(
             return
     except (AttributeError, KeyError, TypeError):
         raise incompatible from None
-    if lengths[0] != lengths[1]:
-        raise UserError(
-            f"the maximum length of the data must be that of the checkpoint {str(path)!r}, whose positions are "
-            f"learned (max_length {lengths[0]}, not {lengths[1]}); use its config.yaml, and delete longer texts"
-        )
+    for before, now in zip(*lengths, strict=False):  # of the network, or of the members of an ensemble
+        if before != now:
+            raise UserError(
+                f"the maximum length of the data must be that of the checkpoint {str(path)!r}, whose positions are "
+                f"learned (max_length {before}, not {now}); use its config.yaml, and delete longer texts"
+            )
     raise incompatible
+
+
+def _arguments(hyper_parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the network by name, those of the members of an ensemble by dotted name."""
+    return flatten(hyper_parameters["network"]["init_args"])
+
+
+def _is_named(name: str, *last: str) -> bool:
+    return name.rpartition(".")[2] in last
 
 
 def _settings(hyper_parameters: dict[str, Any], resuming: bool) -> dict[str, Any]:
     """Return the settings in which a checkpoint and a model must agree, by name."""
-    network, optimizer = hyper_parameters["network"], hyper_parameters["optimizer"]
+    optimizer, arguments = hyper_parameters["optimizer"], _arguments(hyper_parameters)
     # Unless positions are learned, a network can be evaluated on longer texts than those in training.
     apart = ("vocab_size",) if resuming else ("vocab_size", "max_length")
     settings = {
-        "model.network.class_path": network["class_path"],
+        "model.network.class_path": hyper_parameters["network"]["class_path"],
         "model.class_path": hyper_parameters.get("class_path"),
         "labels": hyper_parameters.get("labels"),
-        **{f"model.network.{name}": value for name, value in network["init_args"].items() if name not in apart},
+        **{f"model.network.{name}": value for name, value in arguments.items() if not _is_named(name, *apart)},
     }
     if resuming:
         settings["model.optimizer.class_path"] = optimizer["class_path"]

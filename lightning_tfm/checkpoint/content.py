@@ -17,13 +17,16 @@ from lightning_tfm.checkpoint.shards import INDEX, copy_shards, gather_shards, i
 from lightning_tfm.errors import DamagedError, UserError
 from lightning_tfm.system.files import copy_file
 
+ENSEMBLE = "lightning_tfm.networks.ensemble.Ensemble"
+"""Class of the network that consists of those of several checkpoints."""
+
 FORMAT = 2
 """Version of the format of checkpoints, which is increased when its meaning changes."""
 
 MAPPINGS = ("callbacks", "data_fingerprint", "experiment", "hyper_parameters", "loops", "state_dict", "step_settings")
 TYPES: dict[str, type | UnionType] = {
     **dict.fromkeys((*MAPPINGS, INDEX), dict),
-    **dict.fromkeys(("lr_schedulers", "optimizer_states"), list),
+    **dict.fromkeys(("lr_schedulers", "members", "optimizer_states"), list),
     **dict.fromkeys(("global_step", "skipped_steps"), int),
     "alignment_head": tuple | None,
     **dict.fromkeys(("longest_source", "shortest_source"), int | None),
@@ -177,8 +180,15 @@ def _check_content(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def _unexpected_classes(hyper_parameters: dict[str, Any]) -> list[Any]:
-    """Return the class paths in hyper-parameters, except for those of the module, the network and the optimizer."""
-    arguments = hyper_parameters["network"]["init_args"]
+    """Return the class paths in hyper-parameters, except for those of the module, the network and the optimizer.
+
+    Those of the members of an ensemble are those of networks, which `lightning_tfm.inference.loading` checks.
+    """
+    network, arguments = hyper_parameters["network"], hyper_parameters["network"]["init_args"]
+    if network.get("class_path") == ENSEMBLE:
+        if not isinstance(arguments["members"], list):
+            raise ValueError("the members are not a list")
+        arguments = {**arguments, "members": [member["init_args"] for member in arguments["members"]]}
     others = {**hyper_parameters, "network": arguments, "optimizer": None, "class_path": None}
     return [path for path in _class_paths(others) if path is not None]
 

@@ -85,6 +85,12 @@ def make_parser() -> CommandParser:
         help="write the N best outputs of the beam search, one per line, each text once",
     )
     parser.add_argument(
+        "--vote",
+        action="store_true",
+        help="let the members of an ensemble vote, each for the N outputs of its own beam search, in place of the mean "
+        "of their probabilities",
+    )
+    parser.add_argument(
         "--temperature",
         type=float,
         metavar="T",

@@ -17,7 +17,7 @@ from lightning_tfm.inference.attention_maps import visible
 from lightning_tfm.inference.loading import load
 from lightning_tfm.insight import Sample, inspect_network, inspect_text
 from lightning_tfm.insight.inspection import number_of_steps
-from lightning_tfm.networks import Network
+from lightning_tfm.networks import Ensemble, Network
 from lightning_tfm.reporting.inspection import further_tables, sentences, summary, tables
 from lightning_tfm.runs.inspection import Inspection, OutcomeRecord
 from lightning_tfm.runs.names import HELP, named_checkpoint
@@ -54,6 +54,8 @@ def inspect(arguments: list[str]) -> int:
         raise UserError(f"{options.checkpoint!r} is not in the folder of a run; add --output FOLDER")
     check_writable("--output", written.inspection_folder)
     network = predictor.network
+    if isinstance(network, Ensemble):
+        raise UserError(f"RUN must have one network, but {options.checkpoint!r} is an ensemble; inspect its members")
     with progress_bar("inspecting", total=len(options.input) + number_of_steps(network)) as bar:
         texts = []
         for text in options.input:

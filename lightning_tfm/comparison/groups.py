@@ -102,6 +102,12 @@ def find_groups(arguments: Sequence[str]) -> tuple[list[Group], list[str]]:
             f"{'has' if missing else 'names'} none: {listed(notes)}"
         )
     _check_disjoint(groups)
+    notes += [
+        f"{group.name} is an ensemble of {len(members)} checkpoints: {listed(members)}"
+        for group in groups
+        for members in [run.summary.members for run in group.runs]
+        if members
+    ]
     return groups, notes
 
 

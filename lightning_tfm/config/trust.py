@@ -25,6 +25,7 @@ EXPORTED = ("lightning_tfm.tasks", "lightning_tfm.networks", "lightning_tfm.call
 """Packages whose exported classes are trusted."""
 
 CLASSES = {
+    "lightning_tfm.networks.ensemble": "Ensemble",
     "lightning_tfm.loggers": "TensorBoardLogger WandbLogger",
     "lightning_tfm.optimizers": "AdamW LRSchedule Muon",
     "lightning_tfm.distributed.strategies": "Elastic ModelParallel",

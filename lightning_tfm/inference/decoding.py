@@ -101,6 +101,7 @@ class DecodingOptions:
     Args:
         beam_size: the number of beams; 1 disables beam search.
         n_best: the maximum number of different outputs for each line, at most beam_size.
+        vote: whether the members of an ensemble vote, see `lightning_tfm.inference.voting.vote`.
         temperature: the sampling temperature; 0 for greedy decoding, None for the default of the task.
         top_k: sample only among the k most probable tokens.
         top_p: sample only among the most probable tokens with this total probability.
@@ -116,6 +117,7 @@ class DecodingOptions:
 
     beam_size: int = 1
     n_best: int = 1
+    vote: bool = False
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -139,6 +141,8 @@ class DecodingOptions:
                 raise UserError(f"{name} must be {rule}, but is {getattr(self, name)}; try {example}")
         if self.beam_size > 1 and self.temperature:
             raise UserError("beam_size and temperature are mutually exclusive: a beam search does not sample")
+        if self.vote and self.temperature:
+            raise UserError("vote and temperature are mutually exclusive: the members of an ensemble do not sample")
 
     def check_used(self, used: Sequence[str], task: str) -> None:
         """Raise UserError if an option is set that a task does not use."""

@@ -13,7 +13,7 @@ from lightning_tfm.checkpoint import bounded_by, read
 from lightning_tfm.config.trust import import_trusted
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference import Predictor
-from lightning_tfm.networks import CausalNetwork, Network
+from lightning_tfm.networks import Ensemble, Network, Seq2SeqNetwork
 from lightning_tfm.runs.names import named_checkpoint
 from lightning_tfm.tokenization import tokenizer_from_dict
 
@@ -52,6 +52,8 @@ def restore(checkpoint: dict[str, Any], path: str | Path, trust_packages: Sequen
     """
     saved = dict(checkpoint["hyper_parameters"])
     network_class = _import_class(saved["network"].get("class_path"), networks, Network, path, trust_packages)
+    for member in saved["network"]["init_args"]["members"] if network_class is Ensemble else ():
+        _import_class(member.get("class_path"), networks, Seq2SeqNetwork, path, trust_packages)
     module_name, predictor_name = saved.pop("class_path", None), saved.pop("predictor", None)
     predictor_class = _import_class(predictor_name, inference, Predictor, path, trust_packages)
     try:
@@ -75,7 +77,7 @@ def restore(checkpoint: dict[str, Any], path: str | Path, trust_packages: Sequen
         if predictor.alignment_head is not None:
             layer, head = predictor.alignment_head
             attention: Any = network.get_submodule(layer)
-            is_selected = attention.over_memory or isinstance(network, CausalNetwork)  # by `source_attention`
+            is_selected = network.side(layer) in ("source", "sequence")  # by `source_attention`
             if not (is_selected and isinstance(head, int) and 0 <= head < attention.num_heads):
                 raise ValueError("there is no such head")
     except Exception as error:  # the content may be anything

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference.predictor import Predictor
 from lightning_tfm.layers import Attention, HardMonotonicAttention, attention_layers
-from lightning_tfm.networks import Seq2SeqNetwork
+from lightning_tfm.networks import Network, Seq2SeqNetwork
 from lightning_tfm.networks.network import Memory, State
 from lightning_tfm.tokenization import BOS, EOS, PAD
 
@@ -79,7 +79,9 @@ def convert(predictor: Predictor) -> OnnxPair:
     """
     check_packages()
     network = copy.deepcopy(predictor.network)
-    network.check_lengths = lambda *_: None  # type: ignore[method-assign]  # examples may exceed max_length
+    for module in network.modules():  # an ensemble consists of networks
+        if isinstance(module, Network):
+            module.check_lengths = lambda *_: None  # type: ignore[method-assign]  # examples may exceed max_length
     try:
         with warnings.catch_warnings(action="ignore"), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             return (_convert_decoder if isinstance(network, Seq2SeqNetwork) else _convert_forward)(predictor, network)

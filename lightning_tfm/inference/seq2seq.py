@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -13,9 +13,10 @@ from lightning_tfm.inference.attention_maps import AttentionMap, attention_weigh
 from lightning_tfm.inference.decoding import DecodingOptions, beam_search, decode
 from lightning_tfm.inference.prediction import Output, Score, TeacherForced
 from lightning_tfm.inference.predictor import Predictor, clean_line, strip_fields
+from lightning_tfm.inference.voting import check_vote, vote
 from lightning_tfm.layers import attention_maps
 from lightning_tfm.layers.losses import sequence_nll
-from lightning_tfm.networks import CausalNetwork, Seq2SeqNetwork
+from lightning_tfm.networks import CausalNetwork, Ensemble, Seq2SeqNetwork
 from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer, name_symbols, pad_sequences
 
 
@@ -25,7 +26,10 @@ class Seq2SeqPredictor(Predictor):
     network: Seq2SeqNetwork
     task = "seq2seq"
     predictor_arguments = ("max_target_length",)
-    decoding_options = ("beam_size", "n_best", "temperature", "top_k", "top_p", "max_tokens", "scores", "alignments")
+    decoding_options = (
+        *("beam_size", "n_best", "vote", "temperature", "top_k", "top_p", "max_tokens"),
+        *("scores", "alignments"),
+    )
     gives_scores = True
     excluded_ids = (PAD, BOS)
 
@@ -40,6 +44,8 @@ class Seq2SeqPredictor(Predictor):
                 f"max_tokens must be at most the max_target_length of the model ({self.max_target_length}), but is "
                 f"{options.max_tokens}; leave it out"
             )
+        if options.vote:
+            check_vote(self.network)
 
     def encode_line(self, line: str) -> tuple[Ids, str]:
         source = strip_fields(line)
@@ -55,7 +61,10 @@ class Seq2SeqPredictor(Predictor):
         sample_fn = options.sample_fn(generator)
         state = self.network.encode(source)
         length = options.max_tokens or self.max_target_length
-        if options.beam_size > 1:
+        if options.vote:
+            outputs, votes = vote(cast(Ensemble, self.network), state, length, options.beam_size, options.n_best)
+            exist = votes.isfinite()
+        elif options.beam_size > 1:
             beams = (options.beam_size, 1.0, options.n_best)
             outputs, means = beam_search(self.network.decode_step, state, length, *beams)  # (B, N, T), (B, N)
             exist = means.isfinite()  # there may be fewer than N

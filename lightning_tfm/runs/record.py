@@ -82,6 +82,7 @@ class Summary:
             missing in a later test or validation.
         samples_per_second: the training examples per second of this time.
         checkpoint: the path of the evaluated checkpoint, only in a later test or validation.
+        members: the paths of the checkpoints that this checkpoint, an ensemble, consists of; missing for others.
         steps: the number of training steps.
         stopped_early: "time limit", or "callback", such as EarlyStopping, if there are fewer steps than `max_steps`.
         parameters: the number of parameters.
@@ -96,6 +97,7 @@ class Summary:
     train_seconds: float | None = None
     samples_per_second: float | None = None
     checkpoint: str | None = None
+    members: list[str] | None = None
     steps: int
     stopped_early: str | None = None
     parameters: int

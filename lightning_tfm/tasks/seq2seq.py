@@ -14,9 +14,10 @@ from lightning_tfm.data import Batch, PairDataModule, PairDataset
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference import Prediction, Seq2SeqPredictor, make_prediction
 from lightning_tfm.inference.decoding import beam_search, decode
+from lightning_tfm.inference.voting import check_vote, vote
 from lightning_tfm.layers import attention_maps
 from lightning_tfm.layers.losses import sequence_nll, token_nll
-from lightning_tfm.networks import Seq2SeqNetwork
+from lightning_tfm.networks import Ensemble, Seq2SeqNetwork
 from lightning_tfm.networks.network import State
 from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tasks.alignment import AlignmentScores, gold_links
@@ -46,6 +47,7 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
         label_smoothing: label smoothing of the training loss, but not of validation and test losses.
         text_metrics: corpus metrics, which require a word-based tokenizer.
         beam_size: the number of beams in testing; validation uses greedy decoding.
+        vote: whether the members of an `Ensemble` vote in testing, see `lightning_tfm.inference.voting.vote`.
     """
 
     network: Seq2SeqNetwork
@@ -61,6 +63,7 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
         label_smoothing: float = 0.0,
         text_metrics: Sequence[Literal["bleu", "chrf"]] = (),
         beam_size: int = 1,
+        vote: bool = False,
     ) -> None:
         check_label_smoothing(label_smoothing)
         if beam_size < 1:
@@ -70,6 +73,8 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
                 f"text_metrics must be empty unless the tokenizer is word-based, but is "
                 f"{', '.join(text_metrics)}; leave it out"
             )
+        if vote:
+            check_vote(network)
         if network.hyper_parameters.get("text_only"):
             raise UserError("text_only must be false for a network with targets, since these end with EOS")
         super().__init__(
@@ -81,10 +86,12 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
             label_smoothing=label_smoothing,
             text_metrics=list(text_metrics),
             beam_size=beam_size,
+            vote=vote,
         )
         self.label_smoothing = label_smoothing
         self.text_metrics = tuple(text_metrics)
         self.beam_size = beam_size
+        self.vote = vote
 
     @classmethod
     def data_settings(cls, data: PairDataModule) -> dict[str, Any]:
@@ -128,7 +135,9 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
         return list(map(make_prediction, pairs, outputs, nlls.tolist()))
 
     def _decode(self, state: State) -> Tensor:
-        """Return the outputs (B, T), by a beam search in testing."""
+        """Return the outputs (B, T), in testing by a beam search or a vote."""
+        if self.trainer.testing and self.vote:
+            return vote(cast(Ensemble, self.network), state, self.max_target_length, self.beam_size)[0][:, 0]
         if self.trainer.testing and self.beam_size > 1:
             return beam_search(self.network.decode_step, state, self.max_target_length, self.beam_size)[0][:, 0]
         return decode(self.network.decode_step, state, self.max_target_length)

@@ -182,6 +182,7 @@ LATE = {
         "plan copy_gpt --gpus 2": ("'gpus'", "'trainer.devices'"),
         "report none": ("there is no run 'none'", "lightning-tfm fit EXPERIMENT"),
         "average CHECKPOINT": ("required: --output",),
+        "ensemble CHECKPOINT": ("required: --output",),
         "export CHECKPOINT --format onx": ("'onx'", "choose from", "onnx"),
         "explore CHECKPOINT --port web": ("--port must be of type int", "'web'"),
         "inspect CHECKPOINT --against May": ("--against", "add --input TEXT"),

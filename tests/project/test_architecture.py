@@ -45,7 +45,8 @@ def test_inference_does_not_load_lightning():
         import sys
         from importlib import import_module
         from lightning_tfm import load
-        for name in ("average", "compare", "export", "generate", "list", "methods", "report", "runs", "score"):
+        names = "average", "compare", "ensemble", "export", "generate", "list", "methods", "report", "runs", "score"
+        for name in names:
             import_module(f"lightning_tfm.commands.{name}")
             assert {"lightning", "torchmetrics"}.isdisjoint(sys.modules), name
     """

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from lightning_tfm import networks
-from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Seq2SeqNetwork, Transformer
+from lightning_tfm.networks import GPT, AttentionLSTM, Ensemble, LinearTransformer, Seq2SeqNetwork, Transformer
 
 VOCAB_SIZE = 11
 SIZES = {"d_model": 16, "num_heads": 4, "num_layers": 2, "d_ff": 32, "dropout": 0.1, "max_length": 20}
@@ -73,3 +73,18 @@ def step_by_step(network, source, target_in):
         logits, state = network.decode_step(token, state)
         steps.append(logits)
     return torch.stack(steps, dim=1)
+
+
+def joined(*networks):
+    """Return the ensemble of some networks, which it copies."""
+    members = [
+        {
+            "class_path": f"{type(network).__module__}.{type(network).__qualname__}",
+            "init_args": network.hyper_parameters,
+        }
+        for network in networks
+    ]
+    ensemble = Ensemble(networks[0].hyper_parameters["vocab_size"], members)
+    for member, network in zip(ensemble.members, networks, strict=True):
+        member.load_state_dict(network.state_dict())
+    return ensemble.eval()

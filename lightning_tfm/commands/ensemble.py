@@ -1,0 +1,42 @@
+"""`lightning-tfm ensemble`: join several checkpoints in one, an ensemble."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning_tfm.checkpoint import join_checkpoints, write
+from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.errors import UserError
+from lightning_tfm.runs.names import HELP, named_checkpoint
+
+
+def make_parser() -> CommandParser:
+    """Return the parser of the command."""
+    parser = CommandParser(
+        "lightning-tfm ensemble",
+        description="Join the networks of several sequence-to-sequence models in one checkpoint, whose probabilities "
+        "are the mean of theirs. Other commands read it as any other.",
+    )
+    parser.add_argument("checkpoints", metavar="RUN", nargs="+", help=HELP)
+    parser.add_argument("--output", type=Path, metavar="FILE", required=True, help="where to write the ensemble")
+    return parser
+
+
+def ensemble(arguments: list[str]) -> int:
+    """Write a checkpoint whose network is the ensemble of those of several checkpoints.
+
+    Note:
+        The checkpoint has no training state, so no run can be resumed from it.
+    """
+    options = make_parser().parse_args(arguments)
+    if options.output.exists():
+        raise UserError(f"--output must be a new file, but {str(options.output)!r} exists; choose another")
+    paths = [*map(named_checkpoint, options.checkpoints)]
+    if len(paths) < 2:
+        raise UserError(
+            f"RUN must be given at least twice, but only {options.checkpoints[0]!r} is named; name all runs of an "
+            "experiment with runs/NAME/version_*"
+        )
+    write(join_checkpoints(paths, options.output.stem), options.output)
+    print(f"{options.output}: an ensemble of {len(paths)} checkpoints")
+    return 0
