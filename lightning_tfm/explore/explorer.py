@@ -32,6 +32,7 @@ from lightning_tfm.insight import Sample, components, integrated_gradients, occl
 from lightning_tfm.insight.sample import logits_of
 from lightning_tfm.insight.texts import as_sample, patch_text
 from lightning_tfm.layers import attention_maps
+from lightning_tfm.networks import Ensemble
 from lightning_tfm.runs.inspection import NetworkRecord
 
 Json = dict[str, Any]
@@ -66,6 +67,9 @@ class Explorer:
         path: the path of its checkpoint, whose run may contain results of `inspect`; None if there is no checkpoint.
         settings: the arguments of `test` with which the data are loaded, which the Python lines repeat.
         inspection: the results of `inspect_network`; None for those in the run of the checkpoint, if any.
+
+    Raises:
+        UserError: if the network is an ensemble, whose parts belong to several networks.
     """
 
     def __init__(
@@ -77,6 +81,8 @@ class Explorer:
         settings: Sequence[str] = (),
         inspection: NetworkRecord | None = None,
     ) -> None:
+        if isinstance(predictor.network, Ensemble):
+            raise UserError("the model must have one network, but is an ensemble; explore its members")
         self.predictor, self.network = predictor.eval(), predictor.network
         self.name, self.path = name, None if path is None else Path(path).resolve()
         self.settings, self.inspection = settings, inspection
