@@ -48,7 +48,7 @@ def vote(
     same = (candidates.unsqueeze(2) == candidates.unsqueeze(1)).all(-1) & exist.unsqueeze(1)  # (B, C, C)
     # The sum of fractions is rounded, so that it does not depend on the order of the members.
     votes = (same / ranks.double()).sum(2).round(decimals=9)
-    means = (same * scores.masked_fill(~exist, 0)).sum(2) / same.sum(2)
+    means = (same * scores.masked_fill(~exist, 0).unsqueeze(1)).sum(2) / same.sum(2).clamp(min=1)
     is_repeated = same.tril(-1).any(2)
     votes = votes.masked_fill(is_repeated | ~exist, -torch.inf)
     order = means.argsort(dim=1, descending=True, stable=True)

@@ -133,7 +133,10 @@ def test_other_tasks_and_ensembles_are_refused(members, tmp_path, command):
     [
         (lambda members: members[1].update(class_path="os.path.Path"), "names 'os.path.Path'"),
         (lambda members: members[1].update(class_path="torch.nn.Linear"), "names 'torch.nn.Linear'"),
-        (lambda members: members[1].update(class_path="lightning_tfm.networks.EncoderClassifier"), "must name a class"),
+        (
+            lambda members: members[1].update(class_path="lightning_tfm.networks.encoder_classifier.EncoderClassifier"),
+            "must name a class",
+        ),
         (lambda members: members[1]["init_args"].update(x={"class_path": "os.path.Path"}), "names 'os.path.Path'"),
         (lambda members: members[1].update(class_path=ENSEMBLE, init_args={}), "must fit its own hyper-parameters"),
         (lambda members: members[1]["init_args"].update(max_length=10**9), "must fit its own hyper-parameters"),
