@@ -361,8 +361,6 @@ def _evaluation(model: Mapping[str, Any], run: Run) -> list[str]:
     settings, found = model["init_args"], []
     if beams := settings.get("beam_size"):
         found.append("Decoding was greedy." if beams == 1 else f"Decoding used a beam search with {beams} beams.")
-    if settings.get("vote"):
-        found.append("The outputs are those with the most votes of the members of the ensemble.")
     for name, signature in run.summary.signatures.items():
         found.append(
             rf"{SCORES.get(name, _code(name))} is computed by sacrebleu \cite{{post2018}} ({_code(signature)})."
