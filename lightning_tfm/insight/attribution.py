@@ -19,6 +19,7 @@ from lightning_tfm.insight.interventions import Component, Part, components, int
 from lightning_tfm.insight.sample import BATCH_TOKENS, Sample, log_probabilities, logits_of, tokens_of
 from lightning_tfm.layers import AddNorm, Attention, FeedForward
 from lightning_tfm.networks import Network
+from lightning_tfm.networks.encoder_classifier import drop_words
 
 STEPS, MAX_STEPS = 50, 3_200
 """Number of steps of integrated gradients, which is doubled, up to a maximum, until they are complete."""
@@ -249,13 +250,21 @@ class _Embedded:
             )
         self.embeddings = outputs[0].reshape(length, -1)
 
-    def __call__(self, embeddings: Tensor) -> Tensor:
-        """Return the log probabilities (B, T) for embeddings (B, S, D)."""
+    def __call__(self, embeddings: Tensor, occluded: Tensor | None = None) -> Tensor:
+        """Return the log probabilities (B, T) for embeddings (B, S, D).
+
+        A `NaiveBayes` reads the ids instead, without the `occluded` (B, S) tokens.
+        """
         sample = self.sample
-        batch = Sample(*(repeat(ids, len(embeddings)) for ids in (sample.inputs, sample.targets, sample.is_target)))
+        inputs, targets, is_target = (
+            repeat(ids, len(embeddings)) for ids in (sample.inputs, sample.targets, sample.is_target)
+        )
+        if occluded is not None and getattr(self.network, "naive_bayes", None) is not None:
+            (text,) = inputs
+            inputs = (drop_words(text.view(*occluded.shape, -1), occluded),)
         with interventions(self.network) as touch:
             touch.edit(self.name, lambda output: embeddings.reshape(output.shape))
-            return log_probabilities(logits_of(self.network, batch.inputs), batch)
+            return log_probabilities(logits_of(self.network, inputs), Sample(inputs, targets, is_target))
 
 
 def integrated_gradients(network: Network, sample: Sample, max_steps: int = MAX_STEPS) -> tuple[Tensor, Tensor]:
@@ -263,6 +272,9 @@ def integrated_gradients(network: Network, sample: Sample, max_steps: int = MAX_
 
     The gradients with respect to the embeddings are averaged on the line from 0 to the embeddings (Sundararajan et al.
     2017). The input is the source, or the text, or source and target in one sequence.
+
+    Note:
+        The evidence of a `NaiveBayes` is constant on this line, so only `occlusion` shows its words.
 
     Args:
         network: the network, in evaluation mode.
@@ -302,11 +314,14 @@ def integrated_gradients(network: Network, sample: Sample, max_steps: int = MAX_
 def occlusion(network: Network, sample: Sample) -> Tensor:
     """Return the decrease of the log probability of each target without each input symbol (T, S).
 
-    The embedding of the symbol is replaced by 0 (Zeiler & Fergus 2014).
+    The embedding of the symbol is replaced by 0 (Zeiler & Fergus 2014). For a `NaiveBayes`, it is an unknown word.
     """
     embedded = _Embedded(network, sample)
     embeddings = embedded.embeddings
     S = len(embeddings)
-    is_occluded = torch.eye(S, dtype=torch.bool, device=embeddings.device).unsqueeze(-1)  # (S, S, 1)
-    occluded = [embedded(embeddings.masked_fill(mask, 0)) for mask in is_occluded.split(max(1, BATCH_TOKENS // S))]
+    is_occluded = torch.eye(S, dtype=torch.bool, device=embeddings.device)  # (S, S)
+    occluded = [
+        embedded(embeddings.masked_fill(mask.unsqueeze(-1), 0), mask)
+        for mask in is_occluded.split(max(1, BATCH_TOKENS // S))
+    ]
     return (embedded(embeddings.unsqueeze(0)) - torch.cat(occluded)).T

@@ -34,8 +34,12 @@ class EncoderClassifier(TextNetwork):
         dropout: dropout on embeddings, on the output of each sub-layer, on the mean and on the hidden layer.
         word_dropout: fraction of tokens replaced by the unknown token in training (Iyyer et al. 2015).
         num_bigram_buckets: number of bigram ids of a `NaiveBayes` that is averaged with the network; null disables it.
+        naive_bayes_weight: constant to which the weights of its features are regularized; it should be smaller for
+            longer texts, and 0 for logistic regression.
         norm: layer norm before each sub-layer ("pre") or after each residual sum ("post").
     """
+
+    least = {"naive_bayes_weight": 0}
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class EncoderClassifier(TextNetwork):
         dropout: float = 0.1,
         word_dropout: float = 0.0,
         num_bigram_buckets: int | None = None,
+        naive_bayes_weight: float = 0.3,
         norm: Literal["pre", "post"] = "post",
     ) -> None:
         super().__init__()
@@ -68,7 +73,9 @@ class EncoderClassifier(TextNetwork):
         self.hidden = nn.Sequential(nn.Linear(d_model, d_classifier), nn.ReLU(), Dropout(dropout))
         self.head = nn.Linear(d_classifier, num_classes)
         self.naive_bayes = (
-            None if num_bigram_buckets is None else NaiveBayes(vocab_size, num_bigram_buckets, num_classes)
+            None
+            if num_bigram_buckets is None
+            else NaiveBayes(vocab_size, num_bigram_buckets, num_classes, naive_bayes_weight)
         )
 
     @classmethod
@@ -95,9 +102,7 @@ class EncoderClassifier(TextNetwork):
         real = text[..., 0] != PAD  # (B, S)
         if self.training and self.word_dropout:
             draws = torch.rand(real.shape, dtype=torch.float32, device=text.device)  # half precision would round them
-            dropped = (draws < self.word_dropout) & real
-            unknown = F.pad(text.new_tensor([UNKNOWN_ID]), (0, text.size(2) - 1), value=PAD)  # (G)
-            text = torch.where(dropped.unsqueeze(-1), unknown, text)
+            text = drop_words(text, (draws < self.word_dropout) & real)
         x = self.embedding(text.flatten(0, 1)).unflatten(0, real.shape)
         x = x + self.positions(torch.arange(text.size(1), device=text.device))
         x = self.dropout(x)  # (B, S, D)
@@ -110,3 +115,9 @@ class EncoderClassifier(TextNetwork):
             return logits
         log_probs = self.naive_bayes(text).log_softmax(-1)
         return (1 - NAIVE_BAYES_SHARE) * logits.log_softmax(-1) + NAIVE_BAYES_SHARE * log_probs
+
+
+def drop_words(text: Tensor, dropped: Tensor) -> Tensor:
+    """Replace the dropped (B, S) tokens of a text (B, S, G), with G ids per token, by the unknown token."""
+    unknown = F.pad(text.new_tensor([UNKNOWN_ID]), (0, text.size(2) - 1), value=PAD)  # (G)
+    return torch.where(dropped.unsqueeze(-1), unknown, text)

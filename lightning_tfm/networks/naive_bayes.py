@@ -13,8 +13,8 @@ from lightning_tfm.tokenization import PAD, UNKNOWN_ID
 FIRST, SECOND, PRIME = 1_640_531_527, 1_013_904_223, 2**31 - 1
 """Constants of the hash of a bigram: (first id * FIRST + second id * SECOND) % PRIME."""
 
-INITIAL_WEIGHT, PENALTY, ITERATIONS = 0.3, 0.3, 20
-"""Initial weight of a feature, factor of the penalty on half its squared change, and most iterations of L-BFGS."""
+PENALTY, ITERATIONS = 0.3, 20
+"""Factor of the penalty on half the squared distance of a weight from the constant, and most iterations of L-BFGS."""
 
 UNIT = 2.0**-16
 """Unit of the stored logits."""
@@ -26,18 +26,25 @@ class NaiveBayes(nn.Module):
     Up to a constant, the logit of a class is log p(class) + sum of weight * log p(feature | class) over the features of
     a text. The weights are fitted by logistic regression, with a penalty on their distance from a constant. This is
     similar to NBSVM, which interpolates the weights of an SVM with a constant (Wang & Manning 2012, 2.3). On short
-    texts, it is a strong baseline whose errors differ from those of a network.
+    texts, it is a strong baseline whose errors differ from those of a network. On long texts, whose words are far from
+    independent given the class, the constant should be close to 0, as in the logistic regression of Mesnil et al. 2014.
 
     If tokens also have the ids of their n-grams, the first n-gram of each word is another feature. It is the beginning
     of the word, which an unknown word such as `watchable` shares with known words such as `watched`.
+
+    Args:
+        vocab_size: number of ids of words and n-grams.
+        num_bigram_buckets: number of ids to which bigrams are hashed.
+        num_classes: number of classes.
+        weight: the constant, which is also the weight before the fit.
     """
 
     prior: Tensor
     scores: Tensor
 
-    def __init__(self, vocab_size: int, num_bigram_buckets: int, num_classes: int) -> None:
+    def __init__(self, vocab_size: int, num_bigram_buckets: int, num_classes: int, weight: float = 0.3) -> None:
         super().__init__()
-        self.vocab_size, self.num_bigram_buckets = vocab_size, num_bigram_buckets
+        self.vocab_size, self.num_bigram_buckets, self.weight = vocab_size, num_bigram_buckets, weight
         # log p(class), and weight * log p(feature | class) minus its mean over classes, in units of UNIT: integers are
         # not rounded in half precision, and their sums do not depend on the order.
         self.register_buffer("prior", torch.zeros(num_classes, dtype=torch.int))
@@ -78,14 +85,14 @@ class NaiveBayes(nn.Module):
         evidence = (counts / texts.clamp(min=1) + num_classes / len(label)).log()  # log p(feature | class) (F, C)
         evidence = evidence - evidence.mean(1, keepdim=True)
 
-        weights = torch.full_like(evidence[:, :1], INITIAL_WEIGHT).requires_grad_()  # (F, 1)
+        weights = torch.full_like(evidence[:, :1], self.weight).requires_grad_()  # (F, 1)
         optimizer = torch.optim.LBFGS([weights], max_iter=ITERATIONS, line_search_fn="strong_wolfe")
 
         def loss_of_weights() -> Tensor:
             optimizer.zero_grad()
             logits = prior + F.embedding_bag(place, weights * evidence, offsets, mode="sum")  # (B, C)
             loss = F.cross_entropy(logits, label, reduction="sum")
-            loss = loss + PENALTY / 2 * (weights - INITIAL_WEIGHT).square().sum()
+            loss = loss + PENALTY / 2 * (weights - self.weight).square().sum()
             loss.backward()
             return loss
 

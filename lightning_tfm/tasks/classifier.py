@@ -79,7 +79,7 @@ class Classifier(TaskModule, ClassifierPredictor):
         super().on_train_start()
         if self.network.naive_bayes is not None:
             dataset: LabeledDataset = self.trainer.datamodule.datasets["train"]
-            batches = (dataset[rows] for rows in torch.arange(len(dataset)).split(1024))
+            batches = (dataset[rows] for rows in torch.arange(len(dataset)).split(256))
             self.network.naive_bayes.fit((batch.text, batch.label) for batch in batches)
 
     def loss(self, batch: LabeledBatch) -> tuple[Tensor, int]:

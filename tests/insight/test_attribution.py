@@ -21,9 +21,9 @@ from lightning_tfm.insight.sample import log_probabilities, logits_of
 from lightning_tfm.insight.texts import as_sample
 from lightning_tfm.layers import MonotonicAttention
 from lightning_tfm.layers.monotonic import MonotonicCrossAttention
-from lightning_tfm.networks import GPT, CausalNetwork, Seq2SeqNetwork
+from lightning_tfm.networks import GPT, CausalNetwork, EncoderClassifier, Seq2SeqNetwork
 from lightning_tfm.runs.record import Run
-from lightning_tfm.tokenization import EOS, NUM_SPECIAL, PAD
+from lightning_tfm.tokenization import EOS, NUM_SPECIAL, PAD, UNKNOWN_ID
 from support.experiments import trained_run
 from support.networks import VOCAB_SIZE, tiny
 
@@ -234,3 +234,17 @@ def test_occlusion_without_a_symbol(network, sample):
             touch.edit(name, occlude)
             expected = expected - log_p()
     torch.testing.assert_close(decrease[:, 2], expected)
+
+
+def test_occlusion_of_a_classifier_includes_naive_bayes():
+    """Without its output layer, the encoder has no effect, so only naive Bayes sees that a word is unknown."""
+    network = EncoderClassifier(VOCAB_SIZE, 3, 9, 16, 4, 1, 32, num_bigram_buckets=50).eval()
+    torch.nn.init.zeros_(network.head.weight)
+    network.naive_bayes.scores.random_(-100_000, 100_000)
+    text = torch.tensor([[5, 6, 7, 5, 8]])
+    sample = Sample((text,), torch.tensor([[2]]), torch.ones(1, 1, dtype=torch.bool))
+    (actual,) = occlusion(network, sample)
+    others = text.repeat(5, 1).masked_fill(torch.eye(5, dtype=torch.bool), UNKNOWN_ID)
+    log_probs = network(torch.cat((text, others))).log_softmax(-1)[:, 2]
+    torch.testing.assert_close(actual, log_probs[0] - log_probs[1:])
+    assert (actual != 0).all()

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from lightning_tfm.networks import EncoderClassifier
-from lightning_tfm.networks.naive_bayes import INITIAL_WEIGHT, PENALTY, NaiveBayes
+from lightning_tfm.networks.naive_bayes import PENALTY, NaiveBayes
 from lightning_tfm.tokenization import PAD, UNKNOWN_ID
 from support.networks import VOCAB_SIZE
 
 
-@pytest.mark.parametrize("ids_per_token", [1, 3])
-def test_naive_bayes_fits_weights_of_exact_counts(ids_per_token):
+@pytest.mark.parametrize(("ids_per_token", "constant"), [(1, 0.3), (3, 0.3), (1, 0.0)])
+def test_naive_bayes_fits_weights_of_exact_counts(ids_per_token, constant):
     """The logits equal those of Newton's method in float64; with so many buckets, no two bigrams share one."""
     generator = torch.Generator().manual_seed(0)
     words = torch.randint(4, 12, (40, 7), generator=generator)
@@ -27,7 +27,7 @@ def test_naive_bayes_fits_weights_of_exact_counts(ids_per_token):
     ngrams[-1] = 20  # an n-gram of no training text
     with_ngrams = torch.cat((words.unsqueeze(-1), ngrams.masked_fill(words.unsqueeze(-1) == PAD, PAD)), dim=-1)
     texts = words if ids_per_token == 1 else with_ngrams  # (42, 7) or (42, 7, 3)
-    naive_bayes = NaiveBayes(21, 10**6, 3)
+    naive_bayes = NaiveBayes(21, 10**6, 3, constant)
     naive_bayes.fit((texts[rows], label[rows]) for rows in torch.arange(40).split(16))
 
     def features(text):
@@ -46,10 +46,10 @@ def test_naive_bayes_fits_weights_of_exact_counts(ids_per_token):
 
     def loss_of(weights):
         logits = prior + present[:40] @ (weights.unsqueeze(1) * evidence)
-        decay = PENALTY / 2 * (weights - INITIAL_WEIGHT).square().sum()
+        decay = PENALTY / 2 * (weights - constant).square().sum()
         return torch.nn.functional.cross_entropy(logits, label, reduction="sum") + decay
 
-    weights = torch.full((len(names),), INITIAL_WEIGHT, dtype=torch.double)
+    weights = torch.full((len(names),), constant, dtype=torch.double)
     for _ in range(20):
         gradient = torch.autograd.functional.jacobian(loss_of, weights)
         weights = weights - torch.linalg.solve(torch.autograd.functional.hessian(loss_of, weights), gradient)

@@ -66,7 +66,7 @@ def folder(cwd, model):
 
 SMALL = {"d_model": 16, "num_heads": 2, "num_layers": 1}
 TRANSLATION = SMALL | {"d_ff": 32, "tie_embeddings": True, "pointer_generator": True}
-CLASSIFIER = SMALL | {"d_ff": 32, "word_dropout": 0.1, "num_bigram_buckets": 100}
+CLASSIFIER = SMALL | {"d_ff": 32, "word_dropout": 0.1, "num_bigram_buckets": 100, "naive_bayes_weight": 0.1}
 TASKS = {
     "translation_transformer": ("Seq2SeqModule", "Transformer", TRANSLATION),
     "translation_attention_lstm": (
