@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ class EncoderClassifier(TextNetwork):
         norm: layer norm before each sub-layer ("pre") or after each residual sum ("post").
     """
 
-    least = {"naive_bayes_weight": 0}
+    least: ClassVar[Mapping[str, int]] = {"naive_bayes_weight": 0}
 
     def __init__(
         self,
