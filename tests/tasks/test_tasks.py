@@ -127,11 +127,12 @@ def test_a_report_shows_every_task(task, trained, tmp_path, command):
     assert ("probability" in data["predictions"][0] if data["predictions"] else False) == task.startswith("reviews")
 
 
-def test_an_archive_in_the_layout_of_imdb_is_learned_and_classified(tmp_path, command):
+@pytest.mark.parametrize("name", ["imdb_classifier", "imdb_classifier_keras"])
+def test_an_archive_in_the_layout_of_imdb_is_learned_and_classified(name, tmp_path, command):
     write_imdb(tmp_path, reviews(300), reviews(60, seed=1))  # the experiment reads its archive from the current folder
     size = ["--trainer.max_steps=120", "--trainer.val_check_interval=40", "--trainer.accelerator=cpu"]
-    run("fit", "imdb_classifier", *size, "--model.optimizer.lr=0.003", cwd=tmp_path).finish()
-    folder = tmp_path / "runs/imdb_classifier/version_0"
+    run("fit", name, *size, "--model.optimizer.lr=0.003", cwd=tmp_path).finish()
+    folder = tmp_path / f"runs/{name}/version_0"
     assert len(Run(folder).predictions) == 60, "the test split of the archive is tested"
     assert Run(folder).summary.test["accuracy"] > 0.9
     assert command("generate", folder / "checkpoints/best.ckpt", "the film Great! plot").out.startswith("pos")
