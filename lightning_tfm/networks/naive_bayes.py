@@ -69,16 +69,18 @@ class NaiveBayes(nn.Module):
         features, sizes, labels = [], [], []
         for text, label in batches:
             ids, counted = self._features(text.to(self.scores.device))
-            features.append(ids[counted])
+            features.append(ids[counted].int())  # for less memory, as below
             sizes.append(counted.sum(1))
             labels.append(label.to(self.scores.device))
         size, label = torch.cat(sizes), torch.cat(labels)  # (B)
-        offsets = size.cumsum(0) - size  # of the features of each text (B)
+        offsets = (size.cumsum(0) - size).int()  # of the features of each text (B)
         ids, place = torch.cat(features).unique(return_inverse=True)  # (F), and the place in it of each feature (N)
 
         num_classes = len(self.prior)
-        pairs = place * num_classes + label.repeat_interleave(size)
+        place = place.int()
+        pairs = place * num_classes + label.int().repeat_interleave(size)
         counts = torch.bincount(pairs, minlength=len(ids) * num_classes).view(-1, num_classes)  # of texts (F, C)
+        del features, pairs
         texts = torch.bincount(label, minlength=num_classes).float()
         prior = ((texts + 1) / (len(label) + num_classes)).log()
         # Additive smoothing: C pseudo-texts with each feature, divided among the classes in proportion to their size.
