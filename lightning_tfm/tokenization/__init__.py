@@ -1,5 +1,6 @@
 """Tokenizers, which map texts to ids and back."""
 
+from lightning_tfm.tokenization.edits import align, edit_distances
 from lightning_tfm.tokenization.subwords import SubwordTokenizer, read_tokenizer
 from lightning_tfm.tokenization.symbols import SymbolTokenizer
 from lightning_tfm.tokenization.tokenizer import (
@@ -30,7 +31,9 @@ __all__ = [
     "SymbolTokenizer",
     "Tokenizer",
     "WordTokenizer",
+    "align",
     "build_vocab",
+    "edit_distances",
     "name_symbols",
     "normalize_text",
     "pad_sequences",
