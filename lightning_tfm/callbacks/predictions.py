@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from operator import itemgetter
+from statistics import fmean
 from typing import Any, cast
 
 import torch
@@ -14,7 +15,7 @@ from lightning_tfm.callbacks.summary import evaluated_prefix, evaluated_splits
 from lightning_tfm.data import Batch
 from lightning_tfm.distributed.parallel import data_group
 from lightning_tfm.loggers import example_loggers, run_folder
-from lightning_tfm.runs.record import PER_CATEGORY, Prediction, Run
+from lightning_tfm.runs.record import MACRO, PER_CATEGORY, Prediction, Run
 from lightning_tfm.tasks.base import TaskModule
 from lightning_tfm.tasks.metrics import all_gather_list
 
@@ -27,8 +28,9 @@ class Predictions(Callback):
 
     The test writes each `Prediction` to its folder, and the figures of
     `TaskModule.figures` as PNG files. A validation of a checkpoint writes the same files. If pairs have categories, the
-    exact match of each category is logged as `test/exact_match/CATEGORY`, and the mean loss per target, in nats, as
-    `test/nll/CATEGORY`.
+    exact match of each category is logged as `test/exact_match/CATEGORY`, the mean loss per target, in nats, as
+    `test/nll/CATEGORY`, and the error rates of the task likewise. The mean of a metric over the categories of a test
+    set, each with the same weight, is logged as `test/macro_exact_match`, except for the loss.
 
     Note:
         Language models have no predictions.
@@ -85,18 +87,28 @@ class Predictions(Callback):
 
     def _save(self, trainer: Trainer, module: TaskModule) -> None:
         """Log the metrics of each category, and save all predictions."""
-        by_category: dict[tuple[str, str], list[float]] = defaultdict(list)
+        by_category: dict[tuple[str, str], list[Prediction]] = defaultdict(list)
         for split, _, line in self.lines:
             if line["category"] is not None:
-                prefix = evaluated_prefix(trainer, split)
-                for metric, value in zip(PER_CATEGORY, (line["correct"], line["nll"]), strict=True):
-                    by_category[f"{prefix}/{metric}/{line['category']}", metric].append(value)
-        for (name, metric), values in sorted(by_category.items()):
-            mean = torch.tensor(values, device=module.device).float().mean()
-            module.log(name, mean, add_dataloader_idx=False, sync_dist=True, higher_is_better=PER_CATEGORY[metric])
+                by_category[evaluated_prefix(trainer, split), line["category"]].append(line)
+        by_metric: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for (prefix, category), lines in sorted(by_category.items()):
+            for metric, value in module.category_metrics(lines).items():
+                self._log(module, f"{prefix}/{metric}/{category}", value, metric)
+                by_metric[prefix, metric].append(value)
+        for (prefix, metric), values in by_metric.items():
+            if metric != "nll":
+                self._log(module, f"{prefix}/{MACRO}{metric}", fmean(values), metric)
         folder = run_folder(trainer)
         if self.lines and folder and trainer.is_global_zero:
             Run(folder).write_predictions({"split": split, **line} for split, _, line in self.lines)
+
+    def _log(self, module: TaskModule, name: str, value: float, metric: str) -> None:
+        """Log a value of a metric of PER_CATEGORY."""
+        mean = torch.tensor(value, device=module.device, dtype=torch.float32)
+        module.log(name, mean, add_dataloader_idx=False, sync_dist=True, higher_is_better=PER_CATEGORY[metric])
+        if metric == "ser":
+            module.token_metrics.add(name)
 
     def _draw(self, trainer: Trainer, module: TaskModule) -> None:
         """Save and log the figures of the task."""

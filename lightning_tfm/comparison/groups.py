@@ -19,7 +19,7 @@ from lightning_tfm.comparison.statistics import Interval, mean_interval
 from lightning_tfm.config.settings import is_below
 from lightning_tfm.errors import UserError
 from lightning_tfm.runs.names import ROOT, named_run
-from lightning_tfm.runs.record import HEADLINES, Run, Start
+from lightning_tfm.runs.record import HEADLINES, MACRO, Run, Start
 from lightning_tfm.system.files import relative
 
 COSTS = {"train_seconds": False, "samples_per_second": True}
@@ -347,7 +347,7 @@ def check_data(groups: Sequence[Group], metric: str, test_set: str) -> list[str]
         UserError: if data or tokenizers differ.
     """
     baseline, *others = groups
-    is_ser = metric.rpartition("/")[2] == "ser"
+    is_ser = "ser" in metric.replace(MACRO, "").split("/")  # also of a category
     tokenizer = itemgetter("scored_symbols" if is_ser else "tokenizer_fingerprint")
     notes = []
     for group in others:

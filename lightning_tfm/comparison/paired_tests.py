@@ -11,8 +11,8 @@ import numpy as np
 from lightning_tfm.runs.record import Prediction, Run
 from lightning_tfm.system.private import corpus_score, corpus_statistics
 
-CORRECT = ("exact_match", "accuracy")
-"""Metrics that are the share of correct predictions."""
+CORRECT = ("exact_match", "accuracy", "wer")
+"""Metrics that are the share of correct, or of wrong, predictions."""
 
 CORPUS = ("bleu", "chrf")
 """Metrics of sacrebleu."""
@@ -54,7 +54,7 @@ def by_example(run: Run, test_set: str) -> dict[Hashable, Prediction]:
 def compare_examples(run: Run, other: Run, metric: str, test_set: str) -> PairedTest | None:
     """Test two models on the examples that both were tested on.
 
-    Exact match and accuracy are compared by `sign_test`, BLEU and chrF by `randomization_test`.
+    Exact match, accuracy and WER are compared by `sign_test`, BLEU and chrF by `randomization_test`.
 
     Args:
         run: a run.

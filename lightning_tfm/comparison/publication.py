@@ -11,13 +11,13 @@ from io import StringIO
 
 from lightning_tfm.comparison.groups import Group
 from lightning_tfm.comparison.results import Comparison
-from lightning_tfm.runs.record import PER_CATEGORY
+from lightning_tfm.runs.record import MACRO, PER_CATEGORY
 from lightning_tfm.system.tables import breakable_latex, escape_latex
 
 RATES = frozenset({"accuracy", "aer", "exact_match", "f1", "ser", "token_accuracy"})
 """Metrics that are fractions, which are shown in percent."""
 
-NAMES = {"aer": "AER", "bleu": "BLEU", "chrf": "chrF2", "f1": "F1", "ser": "SER"}
+NAMES = {"aer": "AER", "bleu": "BLEU", "chrf": "chrF2", "f1": "F1", "ser": "SER", "wer": "WER"}
 """Names of metrics in text; chrF2 is sacrebleu's name of its default chrF."""
 
 HEADING_WIDTH = 14
@@ -51,7 +51,7 @@ class Results:
 
 def metric_name(metric: str) -> str:
     """Return the name of a metric in words, such as "exact match"."""
-    return "/".join(NAMES.get(part, part.replace("_", " ")) for part in metric.split("/"))
+    return "/".join(" ".join(NAMES.get(word, word) for word in part.split("_")) for part in metric.split("/"))
 
 
 def signatures(comparisons: Sequence[Comparison]) -> list[str]:
@@ -201,6 +201,6 @@ def _heading(comparison: Comparison, has_one_split: bool) -> str:
 
 
 def base_name(metric: str) -> str:
-    """Return the name of a metric without its split, its test set and its category."""
+    """Return the name of a metric without its split, its test set, and its category or that it is a mean over them."""
     parts = metric.split("/")
-    return next((part for part in parts[:-1] if part in PER_CATEGORY), parts[-1])
+    return next((part for part in parts[:-1] if part in PER_CATEGORY), parts[-1].removeprefix(MACRO))

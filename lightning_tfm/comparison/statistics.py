@@ -53,6 +53,13 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
     return _bootstrap([values], np.mean)
 
 
+def proportion_interval(number: int, total: int) -> Interval:
+    """Return the interval of a proportion (Wilson 1927), such as that of the right ones of at least one example."""
+    z = statistics.NormalDist().inv_cdf((1 + COVERAGE) / 2)
+    center, spread = number + z**2 / 2, z * math.sqrt(number * (total - number) / total + z**2 / 4)
+    return Interval(max(0.0, (center - spread) / (total + z**2)), min(1.0, (center + spread) / (total + z**2)))
+
+
 def difference_interval(values: Sequence[float], baseline: Sequence[float], *, matched: bool) -> Interval | None:
     """Return the BCa bootstrap interval of the difference of the means, where matched values are resampled together.
 

@@ -52,8 +52,11 @@ HEADLINES = ("val/bleu", "val/exact_match", "val/accuracy", "val/loss_per_charac
 FINAL = ("test/", "val/final/")
 """Prefixes of the metrics of the evaluation after training."""
 
-PER_CATEGORY = {"exact_match": True, "nll": False}
+PER_CATEGORY = {"exact_match": True, "nll": False, "ser": False, "wer": False}
 """Metrics that are computed for each category of pairs, and whether higher values are better."""
+
+MACRO = "macro_"
+"""Prefix of the names of means over categories, each of which has the same weight whatever its number of pairs."""
 
 HEAD_SCORES = "val/heads/"
 """Prefix of the metrics of `HeadScores`, which are named val/heads/LAYER/head_N/SCORE."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from inspect import getattr_static, isabstract
 from pathlib import Path
@@ -135,6 +135,14 @@ class TaskModule(Predictor, EvaluationModule):
     def figures(self, predictions: list[Prediction]) -> dict[str, Figure]:
         """Return figures of the test predictions, by name."""
         return {}
+
+    def category_metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
+        """Return metrics of PER_CATEGORY of the test predictions of a category, at least one, by name."""
+        number = len(predictions)
+        return {
+            "exact_match": sum(line["correct"] for line in predictions) / number,
+            "nll": sum(line["nll"] for line in predictions) / number,
+        }
 
     def setup(self, stage: str) -> None:
         """Set up checkpoints with checksums, convert the module to float64 if required, and check the settings.

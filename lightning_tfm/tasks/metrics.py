@@ -13,7 +13,6 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from lightning_tfm.layers import at_least_float32
-from lightning_tfm.tokenization import pad_sequences
 
 
 def exact_sum(values: Tensor) -> Tensor:
@@ -88,6 +87,14 @@ class ErrorRate(Loss):
     depends_on_tokenizer = True
 
 
+class WordErrorRate(Loss):
+    """Percentage of outputs that differ from their reference."""
+
+    def compute(self) -> Tensor:
+        """Return the percentage, from 0 to 100."""
+        return 100 * super().compute()
+
+
 class TokenLoss(Loss):
     """Mean loss per token, and the perplexity exp(loss), from the totals over all batches."""
 
@@ -109,25 +116,6 @@ class TokenAccuracy(Accuracy):
     """Fraction of tokens that are predicted correctly."""
 
     depends_on_tokenizer = True
-
-
-def edit_distances(outputs: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Tensor:
-    """Return the edit distance (Levenshtein 1966) of each output to its reference (B), in symbols."""
-    numbers: dict[str, int] = {}
-
-    def number(texts: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
-        return pad_sequences([[numbers.setdefault(symbol, len(numbers)) for symbol in text] for text in texts])
-
-    (output, output_lengths), (reference, reference_lengths) = number(outputs), number(references)  # (B, N), (B, M)
-    steps = torch.arange(reference.size(1) + 1)
-    distances = steps.expand(len(outputs), -1)  # of the first n symbols of the output to all prefixes (B, M + 1)
-    for n, symbol in enumerate(output.unbind(1), start=1):
-        changed = torch.minimum(distances[:, 1:] + 1, distances[:, :-1] + (symbol.unsqueeze(1) != reference))
-        changed = torch.cat((torch.full_like(distances[:, :1], n), changed), dim=1)
-        # A missing symbol costs 1: the minimum over j <= m of changed[j] + m - j.
-        changed = (changed - steps).cummin(1).values + steps
-        distances = torch.where((output_lengths >= n).unsqueeze(1), changed, distances)
-    return distances.gather(1, reference_lengths.unsqueeze(1)).squeeze(1)
 
 
 class CorpusScores(Metric):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, cast
@@ -23,8 +24,15 @@ from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tasks.alignment import AlignmentScores, gold_links
 from lightning_tfm.tasks.base import TaskModule
 from lightning_tfm.tasks.checks import check_label_smoothing
-from lightning_tfm.tasks.metrics import Accuracy, CorpusScores, ErrorRate, TokenAccuracy, TokenLoss, edit_distances
-from lightning_tfm.tokenization import PAD, Tokenizer
+from lightning_tfm.tasks.metrics import (
+    Accuracy,
+    CorpusScores,
+    ErrorRate,
+    TokenAccuracy,
+    TokenLoss,
+    WordErrorRate,
+)
+from lightning_tfm.tokenization import PAD, Tokenizer, edit_distances
 
 
 class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
@@ -38,6 +46,10 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
     number of symbols of the references, without EOS: 0 is perfect, and there is no maximum. The symbols are those of
     the tokenizer, such as characters or words, but characters if its tokens are subwords.
 
+    The word error rate `wer` is that of pronunciation and inflection, where each target is one word: the percentage of
+    outputs that differ from their target. The word error rate of speech recognition, which counts the words within a
+    target, is `ser` with words as symbols.
+
     Args:
         network: the network.
         tokenizer: the tokenizer of the data.
@@ -45,7 +57,7 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
         optimizer: a function from parameter groups to an optimizer, such as an optimizer class.
         lr_schedule: the schedule of the learning rate.
         label_smoothing: label smoothing of the training loss, but not of validation and test losses.
-        text_metrics: corpus metrics, which require a word-based tokenizer.
+        text_metrics: further metrics: "bleu" and "chrf", which require a word-based tokenizer, and "wer".
         beam_size: the number of beams in testing; validation uses greedy decoding.
         vote: whether the members of an `Ensemble` vote in testing, see `lightning_tfm.inference.voting.vote`.
     """
@@ -61,17 +73,18 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
         optimizer: OptimizerCallable = AdamW,
         lr_schedule: LRSchedule = LRSchedule(),
         label_smoothing: float = 0.0,
-        text_metrics: Sequence[Literal["bleu", "chrf"]] = (),
+        text_metrics: Sequence[Literal["bleu", "chrf", "wer"]] = (),
         beam_size: int = 1,
         vote: bool = False,
     ) -> None:
         check_label_smoothing(label_smoothing)
         if beam_size < 1:
             raise UserError(f"beam_size must be at least 1, but is {beam_size}; try 5")
-        if text_metrics and not tokenizer.is_word_based:
+        corpus_scores = [name for name in text_metrics if name != "wer"]
+        if corpus_scores and not tokenizer.is_word_based:
             raise UserError(
-                f"text_metrics must be empty unless the tokenizer is word-based, but is "
-                f"{', '.join(text_metrics)}; leave it out"
+                f"text_metrics must be empty or wer unless the tokenizer is word-based, but is "
+                f"{', '.join(text_metrics)}; leave out {' and '.join(corpus_scores)}"
             )
         if vote:
             check_vote(network)
@@ -90,6 +103,7 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
         )
         self.label_smoothing = label_smoothing
         self.text_metrics = tuple(text_metrics)
+        self.corpus_scores = tuple(corpus_scores)
         self.beam_size = beam_size
         self.vote = vote
 
@@ -109,7 +123,9 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
             "ser": ErrorRate(),
             "alignment": AlignmentScores(),
         }
-        return metrics | ({"text": CorpusScores(self.text_metrics)} if self.text_metrics else {})
+        if "wer" in self.text_metrics:
+            metrics["wer"] = WordErrorRate()
+        return metrics | ({"text": CorpusScores(self.corpus_scores)} if self.corpus_scores else {})
 
     def evaluate(self, batch: Batch, dataset: PairDataset, metrics: Mapping[str, Metric]) -> list[Prediction]:
         pairs = [dataset.pairs[row] for row in batch.rows.tolist()]
@@ -127,12 +143,27 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
 
         outputs = [self.tokenizer.decode(ids) for ids in self._decode(state).tolist()]
         targets = [pair.target for pair in pairs]  # the original text, which decoding may not restore
-        metrics["exact_match"].update(sum(map(str.__eq__, outputs, targets)), len(pairs))
-        symbols, target_symbols = ([self.tokenizer.split_scored(text) for text in side] for side in (outputs, targets))
-        metrics["ser"].update(edit_distances(symbols, target_symbols).sum(), sum(map(len, target_symbols)))
-        if self.text_metrics:
+        number = sum(map(str.__eq__, outputs, targets))
+        metrics["exact_match"].update(number, len(pairs))
+        metrics["ser"].update(*self._symbol_errors(outputs, targets))
+        if "wer" in self.text_metrics:
+            metrics["wer"].update(len(pairs) - number, len(pairs))
+        if self.corpus_scores:
             metrics["text"].update(outputs, targets)
         return list(map(make_prediction, pairs, outputs, nlls.tolist()))
+
+    def category_metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
+        metrics = super().category_metrics(predictions)
+        errors, symbols = self._symbol_errors(
+            *([line[side] for line in predictions] for side in ("prediction", "target"))
+        )
+        metrics["ser"] = errors / symbols if symbols else math.nan
+        return metrics | ({"wer": 100 * (1 - metrics["exact_match"])} if "wer" in self.text_metrics else {})
+
+    def _symbol_errors(self, outputs: Sequence[str], targets: Sequence[str]) -> tuple[int, int]:
+        """Return the number of errors of the outputs, and the number of symbols of the targets."""
+        symbols, target_symbols = ([self.tokenizer.split_scored(text) for text in side] for side in (outputs, targets))
+        return int(edit_distances(symbols, target_symbols).sum()), sum(map(len, target_symbols))
 
     def _decode(self, state: State) -> Tensor:
         """Return the outputs (B, T), in testing by a beam search or a vote."""

@@ -22,6 +22,7 @@ from lightning_tfm.comparison import compare, find_groups
 from lightning_tfm.comparison.figure import draw_comparisons, draw_curves
 from lightning_tfm.comparison.paired_tests import TRIALS, compare_examples, randomization_test, sign_test
 from lightning_tfm.comparison.statistics import (
+    COVERAGE,
     LEVEL,
     MAX_SEEDS,
     RANDOM_STATE,
@@ -33,6 +34,7 @@ from lightning_tfm.comparison.statistics import (
     permutation_p,
     power,
     probability_of_improvement,
+    proportion_interval,
     seeds_needed,
     seeds_to_reach,
     smallest_p,
@@ -218,6 +220,12 @@ def test_degenerate_values(values, baseline):
         effect_size(values, baseline, matched=matched)
 
 
+def test_interval_of_a_proportion_is_that_of_scipy():
+    for number, total in ((0, 1), (1, 1), (0, 30), (7, 30), (30, 30), (123, 1000)):
+        expected = stats.binomtest(number, total).proportion_ci(COVERAGE, method="wilson")
+        assert proportion_interval(number, total) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
 SETTINGS = {
     "seed_everything": 1,
     "trainer": {"max_steps": 100, "logger": [{"class_path": "CSVLogger", "init_args": {"save_dir": "runs"}}]},
@@ -226,8 +234,8 @@ SETTINGS = {
 }
 
 
-HIGHER = ("exact_match", "longer/exact_match", "exact_match/loss", "exact_match/ser")
-LOWER = ("nll/accuracy", "loss", "ser", "loss_per_character", "word_errors")
+HIGHER = ("exact_match", "longer/exact_match", "exact_match/loss", "exact_match/ser", "macro_exact_match")
+LOWER = ("nll/accuracy", "loss", "ser", "loss_per_character", "word_errors", "wer", "ser/a", "macro_ser")
 DIRECTIONS = dict.fromkeys(HIGHER, True) | dict.fromkeys(LOWER, False)
 
 
@@ -244,7 +252,7 @@ def write_run(folder, seed, warmup_steps=200, test=None, processor="A", lines=()
     summary = {
         "test": metrics,
         "higher_is_better": {name: DIRECTIONS[name] for name in metrics if name in DIRECTIONS},
-        "token_metrics": [name for name in metrics if name in ("loss", "ser")],
+        "token_metrics": [name for name in metrics if name in ("loss", "ser", "ser/a", "macro_ser")],
         "train_seconds": 2.0 + seed,
         "seed": seed,
     }
@@ -317,13 +325,31 @@ def test_metrics_per_token_need_equal_tokenizers(runs):
     assert compared("runs/characters", metric="loss").metric == "test/loss"
 
 
-def test_symbol_error_rates_need_equal_symbols(runs):
+@pytest.mark.parametrize("metric", ["ser", "ser/a", "macro_ser"])
+def test_symbol_error_rates_need_equal_symbols(metric, runs):
     for name, symbols in (("one", "characters"), ("other", "characters"), ("words", " ")):
         start = {"tokenizer_fingerprint": name, "scored_symbols": symbols}
-        write_run(runs / name, 1, warmup_steps=name, start=start, ser=0.5)
-    assert compared("runs/one", "runs/other", metric="ser").metric == "test/ser"
-    with pytest.raises(UserError, match=r"must not be per token .* but is test/ser, and those of B and A differ"):
-        compared("A=runs/one", "B=runs/words", metric="ser")
+        write_run(runs / name, 1, warmup_steps=name, start=start, **{metric: 0.5})
+    assert compared("runs/one", "runs/other", metric=metric).metric == f"test/{metric}"
+    with pytest.raises(UserError, match=rf"must not be per token .* but is test/{metric}, and those of B and A differ"):
+        compared("A=runs/one", "B=runs/words", metric=metric)
+
+
+def test_word_error_rates_are_percentages(runs, capsys):
+    """WER is not multiplied by 100, unlike fractions, and its tests over examples count the words that are right."""
+    for name, right in (("a", 3), ("b", 9)):
+        lines = [{"source": str(n), "correct": n < right} for n in range(20)]
+        metrics = {"wer": 100 - 5 * right, "exact_match": right / 20, "macro_exact_match": right / 20}
+        write_run(runs / name, 1, warmup_steps=name, lines=lines, **metrics)
+    groups = "a=runs/a", "b=runs/b"
+    result = compared(*groups, metric="wer")
+    assert [group.mean for group in result.groups] == [85, 55]
+    assert result.examples["b", 1] == compared(*groups).examples["b", 1]
+    names = ["wer", "exact_match", "macro_exact_match"]
+    compare_command([*groups, *(f"--metric={name}" for name in names), "--format", "markdown"])
+    table = capsys.readouterr().out
+    assert "|  | WER \u2193 | exact match (%) \u2191 | macro exact match (%) \u2191 |" in table
+    assert "| b | **55.00** | **45.00** | **45.00** |" in table
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
 import yaml
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
+from torchmetrics.functional.text import edit_distance
 
 from datamodules.date import FORMATS
 from lightning_tfm.callbacks import training_progress
@@ -29,21 +31,27 @@ def test_fit_writes_a_summary_and_checkpoints(run_folder):
     assert set(summary) == set(names.split())
     assert summary["steps"] == 400
     whole = {name for name in summary["test"] if "/" not in name}
-    assert whole == {"loss", "perplexity", "token_accuracy", "exact_match", "ser"}
-    lower = {"loss", "perplexity", "ser", *(f"nll/{format}" for format in FORMATS)}
+    assert whole == {"loss", "perplexity", "token_accuracy", "exact_match", "ser", "macro_exact_match", "macro_ser"}
+    errors = {"ser", "macro_ser", *(f"ser/{format}" for format in FORMATS)}
+    lower = {"loss", "perplexity", *errors, *(f"nll/{format}" for format in FORMATS)}
     directions = summary["higher_is_better"]
     assert {name: directions[name] for name in summary["test"]} == {name: name not in lower for name in summary["test"]}
     validated = {name.rpartition("/")[2]: directions[name] for name in directions if name.startswith("alignment/")}
     assert validated == {"accuracy": True, "aer": False}
-    assert set(summary["token_metrics"]) == {"loss", "perplexity", "token_accuracy", "ser"}
+    assert set(summary["token_metrics"]) == {"loss", "perplexity", "token_accuracy", *errors}
     lines = Run(run_folder).predictions
     categories = {}
     for format in FORMATS:
         of_format = [line for line in lines if line["category"] == format]
         categories[f"exact_match/{format}"] = sum(line["correct"] for line in of_format) / len(of_format)
         categories[f"nll/{format}"] = sum(line["nll"] for line in of_format) / len(of_format)
+        errors = [edit_distance(line["prediction"], line["target"], reduction="sum").item() for line in of_format]
+        categories[f"ser/{format}"] = sum(errors) / sum(len(line["target"]) for line in of_format)
     by_category = {name: value for name, value in summary["test"].items() if "/" in name}
     assert by_category == pytest.approx(categories, rel=1e-4)
+    for name in ("exact_match", "ser"):
+        mean = fmean(categories[f"{name}/{format}"] for format in FORMATS)
+        assert summary["test"][f"macro_{name}"] == pytest.approx(mean, rel=1e-4)
     assert summary["test"]["exact_match"] > 0.9
     assert summary["seed"] == yaml.safe_load(DATE.read_text())["seed_everything"]
     assert summary["samples_per_second"] * summary["train_seconds"] == pytest.approx(400 * 32, rel=0.01)

@@ -225,7 +225,7 @@ def make(**settings):
         (lambda: AdamW([torch.nn.Parameter(torch.zeros(1))], lr=math.inf), "lr must be finite, but is inf"),
         (
             lambda: Seq2SeqModule(GPT(5, max_length=48), SymbolTokenizer("ab"), 9, text_metrics=["bleu"]),
-            "text_metrics must be empty unless the tokenizer is",
+            "text_metrics must be empty or wer unless the tokenizer is word-based, but is bleu; leave out bleu",
         ),
         (
             lambda: Seq2SeqModule(GPT(5, max_length=48, text_only=True), SymbolTokenizer("ab"), 9),

@@ -3,7 +3,8 @@
 import itertools
 import random
 from collections import defaultdict
-from functools import partial
+from functools import cache, partial
+from statistics import fmean
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from lightning_tfm.data import Pair, PairDataModule
 from lightning_tfm.networks import Seq2SeqNetwork
 from lightning_tfm.tasks import Seq2SeqModule
 from lightning_tfm.tasks.evaluation import test_prefix as prefix_of
-from lightning_tfm.tasks.metrics import edit_distances
 from lightning_tfm.tokenization import (
     EOS,
     NUM_SPECIAL,
@@ -22,6 +22,7 @@ from lightning_tfm.tokenization import (
     UNKNOWN,
     SubwordTokenizer,
     SymbolTokenizer,
+    edit_distances,
     pad_sequences,
     train_tokenizer,
 )
@@ -125,9 +126,61 @@ def test_exact_match_is_the_mean_of_correct_predictions(make, beam_size):
         by_name[prefix].append(line["correct"])
         if line["category"] is not None:
             by_name[f"{prefix}/{line['category']}"].append(line["correct"])
-    metrics = {name: value.item() for name, value in trainer.callback_metrics.items() if "exact_match" in name}
+    metrics = {name: value.item() for name, value in trainer.callback_metrics.items() if "/exact_match" in name}
     assert metrics == pytest.approx({name: sum(right) / len(right) for name, right in by_name.items()})
     assert 0 < metrics["test/exact_match"] < 1
     (validated,) = trainer.validate(module, data, verbose=False)
     if isinstance(data, Pairs):  # its splits are the same
         assert validated["val/exact_match"] == pytest.approx(metrics["test/exact_match"])
+
+
+@cache
+def distance(output, reference):
+    """Compute the edit distance of two tuples by its definition."""
+    if not output or not reference:
+        return len(output) + len(reference)
+    kept = distance(output[1:], reference[1:]) + (output[0] != reference[0])
+    return min(kept, 1 + distance(output[1:], reference), 1 + distance(output, reference[1:]))
+
+
+def test_error_rates_are_those_of_the_shared_tasks_of_pronunciation(tmp_path):
+    """Compare with the definitions of SIGMORPHON 2021, task 1: WER by language and its macro average, in percent."""
+    generator = random.Random(1)
+    phones = ["a", "t\u0361s", "\u0259", "b\u02d0"]
+    pairs, outputs = [], {}
+    tokenizer = SymbolTokenizer([UNKNOWN, *"xy", *phones], "", " ")
+    for number in range(60):
+        word = "".join("xy"[int(bit)] for bit in f"{number:07b}")
+        said, heard = (generator.choices(phones, k=generator.randint(1, 6)) for _ in range(2))
+        heard = generator.choice([said, said, heard, heard[:2]])
+        language = generator.choice(["ady", "gre", "gre", "gre"])
+        pairs.append(Pair(word, " ".join(said), category=language))
+        outputs[*tokenizer.encode(word), EOS] = [*tokenizer.encode_target(" ".join(heard)), EOS]
+    data = Pairs(pairs, tokenizer)
+    predictions = Predictions()
+    trainer = make_trainer(callbacks=[predictions], limit_val_batches=None)
+    network = Scripted(data.vocab_size, outputs)
+    trainer.test(Seq2SeqModule(network, tokenizer, 64, text_metrics=["wer"]), data, verbose=False)
+
+    tables = defaultdict(list)  # of the gold and the hypothesized symbols, as in the files of the task's evaluation
+    for *_, line in predictions.lines:
+        tables[line["category"]].append((tuple(line["target"].split()), tuple(line["prediction"].split())))
+    wer = {name: 100 * sum(gold != hypo for gold, hypo in rows) / len(rows) for name, rows in tables.items()}
+    rows = [row for rows in tables.values() for row in rows]
+    errors = {name: sum(itertools.starmap(distance, rows)) for name, rows in tables.items()}
+    lengths = {name: sum(len(gold) for gold, _ in rows) for name, rows in tables.items()}
+    per = {name: errors[name] / lengths[name] for name in tables}
+    expected = {
+        "wer": 100 * sum(gold != hypo for gold, hypo in rows) / len(rows),
+        "macro_wer": fmean(wer.values()),
+        "ser": sum(errors.values()) / sum(lengths.values()),
+        "macro_ser": fmean(per.values()),
+    }
+    expected |= {f"wer/{name}": value for name, value in wer.items()} | {f"ser/{name}": per[name] for name in per}
+    metrics = {name.removeprefix("test/"): value.item() for name, value in trainer.callback_metrics.items()}
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-6)
+    assert wer.keys() == {"ady", "gre"}
+    assert expected["macro_wer"] != pytest.approx(expected["wer"]), "the average is not over words"
+    assert {name: trainer.lightning_module.higher_is_better[f"test/{name}"] for name in expected} == dict.fromkeys(
+        expected, False
+    )
