@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_tfm.data import PairDataModule, Pairs, TableReader, resolve_path
+from lightning_tfm.errors import UserError
 from lightning_tfm.tokenization import UNKNOWN, SymbolTokenizer, build_vocab
+
+PARTITIONS = {(True, True): "both", (True, False): "lemma", (False, True): "features", (False, False): "neither"}
+"""Names of the partitions of SIGMORPHON 2022, by whether the lemma and the features of a pair occur in training."""
 
 
 class Tsv(PairDataModule):
@@ -26,8 +30,11 @@ class Tsv(PairDataModule):
             next one.
         features: column of features of the source, such as an inflection; they become symbols in brackets.
             In the input of a trained model, they follow the source and a tab. By default, there are none.
-        category: column of the category of a pair, such as its language; the test logs the exact match and the loss of
-            each category. By default, there is none.
+        category: column of the category of a pair, such as its language; the test logs the exact match, the symbol
+            error rate and the loss of each category, and their means over the categories. By default, there is none.
+        partition: whether the category of a validation or test pair is what of it occurs in the training table:
+            "both" its source (lemma) and its features, though maybe not together, only the "lemma", only the
+            "features", or "neither", as in SIGMORPHON 2022; requires `features`, and no `category`.
         source_separator: separator of the symbols of a source; empty if they are characters.
         target_separator: separator of the symbols of a target; empty if they are characters.
         feature_separator: separator of features.
@@ -47,6 +54,7 @@ class Tsv(PairDataModule):
         target: int | str | None = None,
         features: int | str | None = None,
         category: int | str | None = None,
+        partition: bool = False,
         source_separator: str = "",
         target_separator: str = "",
         feature_separator: str = ";",
@@ -55,6 +63,10 @@ class Tsv(PairDataModule):
         header: bool | None = None,
         **settings: Any,
     ) -> None:
+        if partition and features is None:
+            raise UserError("features must be a column if partition is true, but is null; set it, such as 3")
+        if partition and category is not None:
+            raise UserError(f"category must be null if partition is true, but is {category!r}; leave one of them out")
         names = {"train": train, "val": val} | ({} if test is None else {"test": test})
         optional = {"features": features, "category": category}
         columns = {"source": source, "target": target} | {name: c for name, c in optional.items() if c is not None}
@@ -67,12 +79,25 @@ class Tsv(PairDataModule):
             for split, parts in tables.items()
         }
         pairs = self.splits["train"]
+        if partition:
+            self.splits |= {split: _partitioned(self.splits[split], pairs) for split in self.splits if split != "train"}
         counts = splitter.count(pairs.sources, are_targets=False) + splitter.count(pairs.targets, are_targets=True)
         super().__init__(SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)], *separators), **settings)
         self.test_sets = ("val",) if test is None else ("test",)
 
     def pairs(self, split: str) -> Pairs:
         return self.splits[split]
+
+
+def _partitioned(pairs: Pairs, train: Pairs) -> Pairs:
+    """Return pairs whose category is which of their lemma and their features occur in the training pairs."""
+    lemmas, features = (set(texts) for texts in zip(*(source.split("\t", 1) for source in train.sources), strict=True))
+
+    def name(source: str) -> str:
+        lemma, of_source = source.split("\t", 1)
+        return PARTITIONS[lemma in lemmas, of_source in features]
+
+    return Pairs([[[*pairs.sources], [*pairs.targets], [*map(name, pairs.sources)]]])
 
 
 def _sides(splitter: SymbolTokenizer, columns: Mapping[str, list[str]]) -> list[list[str]]:

@@ -127,6 +127,11 @@ BAD_DATA = {
     "an unknown column": (table("a\tb", "c\td", source="word"), "source .* of '.*', which has a, b, but is 'word'"),
     "a column without a header": (table("a\tb", "c\td", source="a", header=False), "source .* has no header"),
     "features of column 0": (table("a\tb", features=0), "features .* from 1 to 2, but is 0"),
+    "partitions without features": (table("a\tb", partition=True), "features must be a column .* but is null; set it"),
+    "partitions and a category": (
+        table("a\tb\tN", features=3, partition=True, category=3),
+        "category must be null if partition is true, but is 3; leave",
+    ),
     "no column for the target": (table("a\tN", features=2), "target .* '.*t.tsv', which has no further column"),
     "an empty field": (table("a\tb", "a\t "), "a target, but column 2 of line 2 of .* is empty"),
     "an empty field below a header": (table("source\ttarget", "a\t"), "column 2 of line 2 of '.*' is empty"),

@@ -92,6 +92,20 @@ def test_categories_are_read_from_any_column(tmp_path):
         Tsv(table, write_lines(tmp_path / "empty.tsv", [lines[0], "cat\tcats\t "]), category=3)
 
 
+def test_partitions_are_those_of_sigmorphon_2022(tmp_path):
+    """Compare with the example of the shared task, in which "eat" and "V;PST" both occur, though not together."""
+    train = write_lines(tmp_path / "train.tsv", ["eat\teating\tV;PRG", "run\tran\tV;PST"])
+    lines = ["eat\tate\tV;PST", "run\trun\tV;NFIN", "sleep\tslept\tV;PST", "go\tgoes\tV;PRS;3;SG"]
+    new = write_lines(tmp_path / "new.tsv", lines)
+    data = set_up(Tsv(train, new, features=3, partition=True, batch_size=2))
+    assert [pair.category for pair in data.datasets["val"].pairs] == ["both", "lemma", "features", "neither"]
+    plain = set_up(Tsv(train, new, features=3, batch_size=2))
+    assert data.fingerprint == plain.fingerprint, "the texts are the same"
+    tested = Tsv(train, train, new, features=3, partition=True)
+    assert {pair.category for pair in tested.pairs("val")} == {"both"}
+    assert [pair.category for pair in tested.pairs("test")] == ["both", "lemma", "features", "neither"]
+
+
 def test_unknown_symbols_of_validation_and_test_are_reported(tmp_path, capsys):
     """Symbols that `vocab_size` excludes from the training data are not reported, which may be many."""
     train = write_lines(tmp_path / "train.tsv", ["ab\tab\tN", "ba\tba\tV"])
