@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import islice
@@ -39,13 +40,22 @@ SHOWN_CURVES = 4
 WHOLE_STEPS = "datum.value % 1 ? '' : format(datum.value, ',d')"
 """Labels of an axis of steps; tickMinStep alone does not prevent ticks between whole steps."""
 
+BINS = 6
+"""Maximum number of bins of the lengths of sources, which hold about equally many sources."""
+
 LENGTH = re.compile(r"0*(\d+) (\w+)")
 """Category of all pairs of a length, such as "14 symbols"."""
 
 
 def draw_charts(runs: Sequence[RunPage]) -> list[Json]:
     """Return the charts for runs of one task, each with its data as a table."""
-    others = _lengths(runs), _confusion(runs), _head_scores(runs), _ablations(runs), _texts(runs)
+    others = (
+        _lengths(runs) or _source_lengths(runs),
+        _confusion(runs),
+        _head_scores(runs),
+        _ablations(runs),
+        _texts(runs),
+    )
     return [*_curves(runs), *(chart for chart in others if chart is not None)]
 
 
@@ -180,14 +190,47 @@ def _lengths(runs: Sequence[RunPage]) -> Json | None:
         for (name, length), total in sorted(pairs.items(), key=lambda item: item[0][1])
     ]
     axis = altair.Axis(format="d", values=_spread(sorted({length for _, length in pairs})))
+    x = altair.X(f"{unit}:Q", scale=altair.Scale(type="log", base=2, nice=False), axis=axis)
+    return _length_chart(runs, points, x)
+
+
+def _source_lengths(runs: Sequence[RunPage]) -> Json | None:
+    """Return the exact match by length of the source in tokens, in bins, over all splits."""
+    lengths = sorted(length for run in runs for length, _ in run.lengths)
+    bounds = sorted({lengths[len(lengths) * number // BINS - 1] for number in range(1, BINS + 1) if lengths})
+    names: dict[int, str] = {}  # by the largest length of a bin
+    for first, last in zip([lengths[0], *(bound + 1 for bound in bounds)] if lengths else [], bounds, strict=False):
+        names[last] = str(last) if first == last else f"{first}\N{EN DASH}{last}"
+    if len(names) < 2:
+        return None
+    points: list[Json] = []
+    for run in runs:
+        by_bin: dict[int, list[bool]] = defaultdict(list)
+        for length, is_correct in run.lengths:
+            by_bin[bounds[bisect_left(bounds, length)]].append(is_correct)
+        for last, correct in sorted(by_bin.items()):
+            share = {"exact match": sum(correct) / len(correct), "pairs": len(correct)}
+            points.append({"run": run.name, "group": run.group, "tokens": names[last]} | share)
+    x = altair.X("tokens:N", title="tokens of the source", sort=[*names.values()], axis=altair.Axis(labelAngle=0))
+    return _length_chart(runs, points, x)
+
+
+def _length_chart(runs: Sequence[RunPage], points: list[Json], x: Any) -> Json:
+    """Return a chart of the exact match of groups of runs by length.
+
+    Args:
+        runs: the runs.
+        points: the points, with the run, its group, the length, the exact match and the number of pairs.
+        x: the encoding of the length.
+    """
+    rows = [{name: value for name, value in point.items() if name != "group"} for point in points]
     curves = altair.Chart(altair.Data(values=points)).encode(
-        x=altair.X(f"{unit}:Q", scale=altair.Scale(type="log", base=2, nice=False), axis=axis),
+        x=x,
         y=altair.Y("exact match:Q", scale=altair.Scale(domain=[0, 1]), axis=altair.Axis(tickCount=TICKS)),
         **_by_group(runs),
-        tooltip=["run:N", f"{unit}:Q", altair.Tooltip("exact match:Q", format=".4f"), "pairs:Q"],
+        tooltip=["run:N", x.shorthand, altair.Tooltip("exact match:Q", format=".4f"), "pairs:Q"],
     )
     lines = curves.mark_line() + curves.mark_circle(size=36)
-    rows = [{name: value for name, value in point.items() if name != "group"} for point in points]
     return make_chart("lengths", "Exact match by length", lines, HEIGHT, rows)
 
 

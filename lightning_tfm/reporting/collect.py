@@ -14,7 +14,7 @@ from typing import Any
 
 from lightning_tfm.config.settings import flatten
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.inference import OutputStep, Predictor, short_title, worst_first
+from lightning_tfm.inference import OutputStep, Predictor, Seq2SeqPredictor, short_title, worst_first
 from lightning_tfm.inference.attention_maps import MAX_POSITIONS, AttentionMap
 from lightning_tfm.inference.decoding import DecodingOptions
 from lightning_tfm.inference.loading import load
@@ -22,6 +22,7 @@ from lightning_tfm.runs.inspection import Inspection
 from lightning_tfm.runs.record import FINAL, Prediction, Run, is_per_category
 from lightning_tfm.system.files import relative
 from lightning_tfm.system.terminal import format_duration
+from lightning_tfm.tokenization import Tokenizer, align
 
 PREDICTIONS = 500
 """Maximum number of predictions shown per run: half with the largest losses, half evenly spaced over the others."""
@@ -34,6 +35,9 @@ MAX_LABELS = 20
 
 ALTERNATIVES = 3
 """Maximum number of alternatives of a symbol."""
+
+MAX_CONFUSIONS = 100
+"""Maximum number of confused symbols of a run, the most frequent ones."""
 
 LEAST_PROBABILITY = 0.001
 """Minimum probability of an alternative."""
@@ -56,6 +60,8 @@ class RunPage:
         non_finite: the number of values of each metric that are not finite.
         categories: the results of each category.
         confusion: the cells of the confusion matrix.
+        confused: the symbols that are confused, left out or added in predicted targets, the most frequent first.
+        lengths: the number of tokens of each source with a predicted target, and whether the prediction is correct.
         predictions: the predictions that are shown.
         inputs: the texts of the user with their outputs.
         attention: the examples whose attention is shown.
@@ -74,6 +80,8 @@ class RunPage:
     non_finite: Mapping[str, int] = field(default_factory=dict)
     categories: list[Json] = field(default_factory=list)
     confusion: list[Json] = field(default_factory=list)
+    confused: list[Json] = field(default_factory=list)
+    lengths: list[tuple[int, bool]] = field(default_factory=list)
     predictions: list[Json] = field(default_factory=list)
     inputs: list[Json] = field(default_factory=list)
     attention: list[Json] = field(default_factory=list)
@@ -134,7 +142,7 @@ def collect_run(
         page.task += f" ({', '.join(names)})"
         fingerprints = run.starts[-1]["data_fingerprint"] if run.starts else {}
         page.data = fingerprints.get("test", fingerprints.get("val", ""))
-    page.categories, page.confusion = _per_category(run.predictions), _confusion(run.predictions)
+    page.categories, page.confusion = _per_category(run), _confusion(run.predictions)
     page.predictions = [shown(line) for line in _sample(run.predictions, PREDICTIONS)]
     if recorded := run.attention_history:
         page.history = [
@@ -148,6 +156,9 @@ def collect_run(
         {"input": text, "output": example.get("output"), "note": example.get("note")}
         for text, example in zip(inputs, examples, strict=True)
     ]
+    if isinstance(predictor, Seq2SeqPredictor):
+        page.confused = _confused(run.predictions, predictor.tokenizer)
+        page.lengths = [(len(predictor.tokenizer.split(line["source"])), line["correct"]) for line in run.predictions]
     if predictor is not None:
         own = [example for example in examples if "note" not in example]
         page.attention = list(_attention(predictor, own, run))
@@ -256,9 +267,11 @@ def _step(step: OutputStep) -> tuple[str, float, list[tuple[str, float]]]:
     return step.symbol, round(step.probability, 4), [(each.symbol, round(each.probability, 4)) for each in others]
 
 
-def _per_category(predictions: Sequence[Prediction]) -> list[Json]:
+def _per_category(run: Run) -> list[Json]:
+    """Return the results of each category, with the symbol error rate as `fit` or `test` has logged it, if at all."""
+    metrics = run.summary.metrics if run.has_finished else {}
     by_category: dict[tuple[str, str], list[Prediction]] = defaultdict(list)
-    for line in predictions:
+    for line in run.predictions:
         if line["category"] is not None:
             by_category[line.get("split", "test"), line["category"]].append(line)
     return [
@@ -266,6 +279,7 @@ def _per_category(predictions: Sequence[Prediction]) -> list[Json]:
             "split": split,
             "category": category,
             "exact match": sum(line["correct"] for line in lines) / len(lines),
+            "ser": metrics.get(f"{split if split in ('test', 'val') else f'test/{split}'}/ser/{category}"),
             "loss": f"{sum(line['nll'] for line in lines) / len(lines):.4f}",  # as text, since it may not be finite
             "pairs": len(lines),
         }
@@ -284,6 +298,35 @@ def _confusion(predictions: Sequence[Prediction]) -> list[Json]:
         {"true": true, "predicted": other, "count": counts[true, other], "share": counts[true, other] / totals[true]}
         for true in labels
         for other in labels
+    ]
+
+
+def _confused(predictions: Sequence[Prediction], tokenizer: Tokenizer) -> list[Json]:
+    """Return the most frequent substitutions, deletions and insertions of symbols in predictions, by their alignment.
+
+    Each has its count and, as an example, the prediction with the fewest edits that contains it. The symbol that the
+    target, or the prediction, lacks is "".
+    """
+    wrong = [line for line in predictions if not line["correct"]]
+    outputs, targets = ([tokenizer.split_scored(line[side]) for line in wrong] for side in ("prediction", "target"))
+    counts: Counter[tuple[str, str]] = Counter()
+    examples: dict[tuple[str, str], tuple[int, Prediction]] = {}
+    for line, pairs in zip(wrong, align(outputs, targets), strict=True):
+        edits = [(symbol, other) for symbol, other in pairs if symbol != other]
+        counts.update(edits)
+        for edit in edits:
+            if edit not in examples or len(edits) < examples[edit][0]:
+                examples[edit] = len(edits), line
+    frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_CONFUSIONS]
+    return [
+        {
+            "edit": "insertion" if not symbol else "deletion" if not other else "substitution",
+            "target": symbol,
+            "predicted": other,
+            "count": count,
+            "example": shown(examples[symbol, other][1]),
+        }
+        for (symbol, other), count in frequent
     ]
 
 

@@ -10,11 +10,15 @@ from statistics import fmean
 from typing import Any
 
 from lightning_tfm.comparison.paired_tests import by_example
+from lightning_tfm.comparison.statistics import COVERAGE, proportion_interval
 from lightning_tfm.plots.style import PALETTE
 from lightning_tfm.reporting.collect import Json, RunPage, shown
 from lightning_tfm.reporting.inspection import further_tables, sentences, summary, tables
 from lightning_tfm.reporting.verdict import compare_pages
 from lightning_tfm.runs.record import Run
+
+SHOWN_CATEGORIES = 8
+"""Number of categories that are shown at first; if there are more, those with the lowest exact match."""
 
 MAX_DISAGREEMENTS = 100
 """Maximum number of examples shown on which two systems disagree."""
@@ -44,7 +48,9 @@ def render(pages: Sequence[RunPage], explorer: str = "") -> str:
             for page in group
             for name, count in page.non_finite.items()
         ]
-        found = {"task": task, "charts": charts, "notes": notes, "categories": _categories(group)}
+        header, *rows = _categories(group) or [[]]
+        categories = {"header": header, "rows": rows[:SHOWN_CATEGORIES], "further": rows[SHOWN_CATEGORIES:]}
+        found = {"task": task, "charts": charts, "notes": notes, "categories": categories}
         groups.append(found | compared)
         systems = list(dict.fromkeys(page.group for page in group))
         if len(systems) > 1:
@@ -108,7 +114,10 @@ def _results(page: RunPage) -> list[list[str]]:
 
 
 def _categories(pages: Sequence[RunPage]) -> list[list[str]]:
-    """Return the exact match of each category, as the mean of each group, and the loss if there is one run."""
+    """Return the exact match of each category as the mean of each group or, of one run, with its interval and errors.
+
+    If there are more than SHOWN_CATEGORIES, those with the lowest exact match are first.
+    """
     cells: dict[tuple[str, str], dict[str, list[Json]]] = {}
     for page in pages:
         for category in page.categories:
@@ -118,22 +127,37 @@ def _categories(pages: Sequence[RunPage]) -> list[list[str]]:
         return []
     groups = list(dict.fromkeys(page.group for page in pages))
     has_splits, is_single = len({split for split, _ in cells}) > 1, len(pages) == 1
+    has_ser = is_single and any(category["ser"] is not None for category in pages[0].categories)
     header = [
         "category",
         *(["split"] if has_splits else []),
         "examples",
-        *(["exact match", "loss"] if is_single else groups),
+        *(["exact match", f"{COVERAGE:.0%} interval", *(["SER"] if has_ser else []), "loss"] if is_single else groups),
     ]
     rows = []
-    for (split, name), by_group in cells.items():
+    ordered = [*cells.items()]
+    if len(cells) > SHOWN_CATEGORIES:
+        ordered.sort(key=lambda item: fmean(each["exact match"] for found in item[1].values() for each in found))
+    for (split, name), by_group in ordered:
         means = [
             f"{100 * fmean(each['exact match'] for each in by_group[group]):.1f}%" if group in by_group else ""
             for group in groups
         ]
         first = next(iter(by_group.values()))[0]
-        losses = [first["loss"]] if is_single else []
-        rows.append([name, *([split] if has_splits else []), f"{first['pairs']:,}", *means, *losses])
+        further = [_interval(first), *([_ser(first)] if has_ser else []), first["loss"]] if is_single else []
+        rows.append([name, *([split] if has_splits else []), f"{first['pairs']:,}", *means, *further])
     return [header, *rows]
+
+
+def _interval(category: Json) -> str:
+    """Return the interval of the exact match of a category."""
+    low, high = proportion_interval(round(category["exact match"] * category["pairs"]), category["pairs"])
+    return f"{100 * low:.1f} to {100 * high:.1f}%"
+
+
+def _ser(category: Json) -> str:
+    value = category["ser"]
+    return "" if value is None else f"{100 * value:.1f}%"
 
 
 def _alignments(pages: Sequence[RunPage]) -> list[list[str]]:
@@ -191,6 +215,7 @@ def _content(page: RunPage) -> Json:
         "tested": len(predictions),
         "wrong": sum(not line["correct"] for line in predictions),
         "predictions": page.predictions,
+        "confused": page.confused,
         "attention": page.attention,
         "history": page.history,
     }

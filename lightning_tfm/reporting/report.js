@@ -334,7 +334,8 @@ function errorsView(root, runs) {
   const controls = html("div", { class: "controls" });
   const count = html("p", { class: "note", id: "p-count", role: "status" });
   const body = html("div", { id: "p-table" });
-  root.append(controls, count, body);
+  const confused = html("div", { id: "p-confused" });
+  root.append(controls, count, body, confused);
   let selected = [];
 
   function categories() {
@@ -369,6 +370,24 @@ function errorsView(root, runs) {
       predictionCell(line), further.map(([, , text]) => html("td", {}, text(line))))));
   }
 
+  /** Draw the table of the symbols that the chosen run confuses, leaves out or adds. */
+  function drawConfused() {
+    const rows = runs[state.run].confused;
+    const symbol = (text) => html("td", { class: "words" }, text === "" ? "" : visible(text));
+    clear(confused, rows.length === 0 ? null : [
+      html("h3", {}, "Confused symbols"),
+      html("p", { class: "note" }, "Targets and predictions are aligned by their edit distance. The examples are the "
+        + "predictions with the fewest errors."),
+      textTable("Table of confused symbols", ["error", "target", "prediction", "count", "source", "target",
+        "prediction"], rows, ({ edit, target, predicted, count: number, example }) => html("tr", {},
+        html("td", {}, edit), symbol(target), symbol(predicted), html("td", {}, number.toLocaleString("en")),
+        textCell(example.source, example.source), textCell(example.target, marked(example.target, example.marks[0])),
+        textCell(example.prediction, marked(example.prediction, example.marks[1])))),
+      html("button", { type: "button", id: "p-confused-download", onclick: () => downloadFile("confused_symbols.csv",
+        new Blob([csvOf(["edit", "target", "predicted", "count"], rows)], { type: "text/csv" })) }, "Download symbols as CSV"),
+    ]);
+  }
+
   function download() {
     const columns = ["source", "target", "prediction", "correct", "split", "category", "nll"];
     downloadFile("predictions.csv", new Blob([csvOf(columns, selected)], { type: "text/csv" }));
@@ -395,6 +414,7 @@ function errorsView(root, runs) {
       html("label", { class: "field" }, "Search", search),
       html("button", { type: "button", id: "p-download", onclick: download }, "Download CSV"));
     drawTable();
+    drawConfused();
   }
 
   draw();

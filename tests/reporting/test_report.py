@@ -24,11 +24,13 @@ from lightning_tfm.inference.decoding import DecodingOptions
 from lightning_tfm.inference.loading import load
 from lightning_tfm.plots.style import PALETTE
 from lightning_tfm.reporting import collect
-from lightning_tfm.reporting.charts import _by_interest, draw_charts
+from lightning_tfm.reporting.charts import BINS, _by_interest, draw_charts
 from lightning_tfm.reporting.collect import RunPage
+from lightning_tfm.reporting.page import SHOWN_CATEGORIES
 from lightning_tfm.reporting.verdict import compare_pages
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.terminal import format_duration
+from lightning_tfm.tokenization import SymbolTokenizer, edit_distances
 from support import records
 from support.experiments import folder, trained_run
 from support.pages import assert_fits_every_screen, assert_self_contained, open_page, page_data
@@ -136,9 +138,64 @@ def test_report_shows_files_of_runs(html, two_runs):
                     torch.testing.assert_close(weights, expected[layer["layer"]], atol=1 / 255, rtol=0)
 
 
+def category_rows(page: str) -> list[list[str]]:
+    """Return the cells of the table of categories of a page, also of those that are folded."""
+    bodies = re.findall(r'aria-label="Table of (?:further )?categories 1".*?<tbody>(.*?)</tbody>', page, re.DOTALL)
+    rows = [row for body in bodies for row in body.split("</tr>")[:-1]]
+    return [re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row) for row in rows]
+
+
+def test_the_worst_of_many_categories_are_first(tmp_path, reported):
+    right = {name: (7 * place) % 12 for place, name in enumerate("abcdefghijkl")}
+    lines = [
+        {"source": f"{name}{n}", "category": name, "correct": n < number, "prediction": "b" if n < number else "c"}
+        for name, number in right.items()
+        for n in range(12)
+    ]
+    metrics = {"exact_match": 0.5} | {f"ser/{name}": 1 - number / 12 for name, number in right.items()}
+    records.write_run(tmp_path, summary={"test": metrics}, predictions=lines)
+    html, _ = reported(tmp_path)
+    rows = category_rows(html)
+    assert [row[0] for row in rows] == sorted(right, key=right.get)
+    assert len(table_rows(html, "Table of categories 1")) == SHOWN_CATEGORIES
+    assert "<summary>4 more categories</summary>" in html
+    for name, pairs, exact_match, interval, ser, _ in rows:
+        low, high = (float(bound) for bound in interval.removesuffix("%").split(" to "))
+        share = 100 * right[name] / 12
+        assert (pairs, exact_match, ser) == ("12", f"{share:.1f}%", f"{100 - share:.1f}%")
+        assert 0 <= low <= share <= high <= 100
+    few = [line for line in lines if line["category"] in "abc"]
+    records.write_run(tmp_path, summary={"test": {"exact_match": 0.5}}, predictions=few)
+    html, _ = reported(tmp_path)
+    assert [row[0] for row in category_rows(html)] == ["a", "b", "c"]
+    assert "Worst categories" not in html
+
+
+def test_confused_symbols_are_the_edits_of_all_predictions():
+    tokenizer = SymbolTokenizer(["a", "t\u0361s", "e"], "", " ")
+    texts = [("a t\u0361s", "a e"), ("a t\u0361s e", "e e"), ("a", "a e"), ("e a", "e"), ("e", "e")]
+    lines = [
+        records.PREDICTION
+        | {"source": str(number), "target": target, "prediction": output, "correct": target == output}
+        for number, (target, output) in enumerate(texts)
+    ]
+    found = collect._confused(lines, tokenizer)
+    assert [(each["edit"], each["target"], each["predicted"], each["count"]) for each in found] == [
+        ("deletion", "a", "", 2),
+        ("substitution", "t\u0361s", "e", 2),
+        ("insertion", "", "e", 1),
+    ]
+    assert found[1]["example"]["source"] == "0", "the prediction with the fewest edits"
+    distances = edit_distances(*([each[side].split() for each in lines] for side in ("prediction", "target")))
+    assert sum(each["count"] for each in found) == distances.sum()
+    for each in found:
+        line = each["example"]
+        assert each["target"] in line["target"]
+        assert each["predicted"] in line["prediction"]
+
+
 def test_categories_are_numbers(html, two_runs):
-    body = html.read_text().partition('aria-label="Table of categories 1"')[2].partition("</table>")[0]
-    rows = [re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row) for row in body.partition("<tbody>")[2].split("</tr>")[:-1]]
+    rows = category_rows(html.read_text())
     predictions = [read_predictions(path) for path in two_runs]
     assert len(rows) == len({(line["split"], line["category"]) for lines in predictions for line in lines})
     for category, split, examples, *cells in rows:
@@ -665,6 +722,24 @@ def test_exact_match_by_length():
     assert ticks == [9, 28, 140]
     other = page("b", categories=[category("long", "test", 1.0, 3)])
     assert "lengths" not in {chart["id"] for chart in draw_charts([run, other])}
+
+
+@pytest.mark.parametrize("lengths", [[1, 2], [3, 3, 3, 3, 3, 9], range(1, 40), [5] * 100 + [6, 7, 40]])
+def test_every_source_is_in_one_bin_of_lengths(lengths):
+    run = page("a", lengths=[(length, length % 3 > 0) for length in lengths])
+    (chart,) = draw_charts([run])
+    assert (chart["id"], len(chart["rows"]) <= BINS) == ("lengths", True)
+    ranges = [[*map(int, row[1].split("\N{EN DASH}"))] for row in chart["rows"]]
+    assert ranges == sorted(ranges)
+    for (_, _, exact_match, pairs), bounds in zip(chart["rows"], ranges, strict=True):
+        binned = [length for length in lengths if bounds[0] <= length <= bounds[-1]]
+        assert pairs == len(binned) > 0
+        assert float(exact_match) == pytest.approx(sum(length % 3 > 0 for length in binned) / pairs, abs=1e-4)
+    assert sum(row[-1] for row in chart["rows"]) == len(lengths)
+
+
+def test_sources_of_one_length_have_no_chart():
+    assert draw_charts([page("a", lengths=[(3, True)] * 9)]) == []
 
 
 @pytest.mark.parametrize(
