@@ -13,7 +13,7 @@ from lightning_tfm.callbacks.checkpoints import time_is_up
 from lightning_tfm.loggers import run_folder
 from lightning_tfm.runs import record
 from lightning_tfm.runs.metrics_writer import flush
-from lightning_tfm.runs.record import TIME_LIMIT, Run
+from lightning_tfm.runs.record import MACRO, TIME_LIMIT, Run
 from lightning_tfm.tasks.base import TaskModule
 from lightning_tfm.tasks.evaluation import test_prefix
 
@@ -38,7 +38,8 @@ def results(trainer: Trainer) -> tuple[str, dict[str, float]]:
     prefix = f"{evaluated_prefix(trainer)}/"
     metrics = trainer.callback_metrics.items()
     evaluated = {name.removeprefix(prefix): value.item() for name, value in metrics if name.startswith(prefix)}
-    return evaluated_splits(trainer)[0], evaluated
+    last = sorted(evaluated, key=lambda name: name.startswith(MACRO))  # callbacks log before the task
+    return evaluated_splits(trainer)[0], {name: evaluated[name] for name in last}
 
 
 class Summary(Callback):

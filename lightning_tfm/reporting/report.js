@@ -370,21 +370,24 @@ function errorsView(root, runs) {
       predictionCell(line), further.map(([, , text]) => html("td", {}, text(line))))));
   }
 
-  /** Draw the table of the symbols that the chosen run confuses, leaves out or adds. */
+  /** Draw the table of the symbols that the chosen run confuses, omits or adds. */
   function drawConfused() {
     const rows = runs[state.run].confused;
-    const symbol = (text) => html("td", { class: "words" }, text === "" ? "" : visible(text));
+    const symbol = (text) => html("td", { class: "words" },
+      text === "" ? html("span", { class: "muted" }, "none") : visible(text));
+    const save = () => downloadFile("confused_symbols.csv",
+      new Blob([csvOf(["edit", "target", "predicted", "count"], rows)], { type: "text/csv" }));
     clear(confused, rows.length === 0 ? null : [
       html("h3", {}, "Confused symbols"),
-      html("p", { class: "note" }, "Targets and predictions are aligned by their edit distance. The examples are the "
-        + "predictions with the fewest errors."),
-      textTable("Table of confused symbols", ["error", "target", "prediction", "count", "source", "target",
-        "prediction"], rows, ({ edit, target, predicted, count: number, example }) => html("tr", {},
-        html("td", {}, edit), symbol(target), symbol(predicted), html("td", {}, number.toLocaleString("en")),
-        textCell(example.source, example.source), textCell(example.target, marked(example.target, example.marks[0])),
-        textCell(example.prediction, marked(example.prediction, example.marks[1])))),
-      html("button", { type: "button", id: "p-confused-download", onclick: () => downloadFile("confused_symbols.csv",
-        new Blob([csvOf(["edit", "target", "predicted", "count"], rows)], { type: "text/csv" })) }, "Download symbols as CSV"),
+      html("p", { class: "note" }, "Targets are aligned with predictions by the fewest edits. Each example is the "
+        + "prediction with the fewest errors."),
+      html("div", { class: "controls" }, html("button", { type: "button", id: "p-confused-download", onclick: save },
+        "Download symbols as CSV")),
+      textTable("Table of confused symbols", ["target", "prediction", "count", "source", "target and prediction"], rows,
+        ({ target, predicted, count, example: { source, marks, ...texts } }) => html("tr", {}, symbol(target),
+          symbol(predicted), html("td", {}, count.toLocaleString("en")), textCell(source, source),
+          textCell(texts.target, html("div", {}, marked(texts.target, marks[0])),
+            html("div", {}, marked(texts.prediction, marks[1]))))),
     ]);
   }
 
