@@ -80,7 +80,8 @@ class Tsv(PairDataModule):
         }
         pairs = self.splits["train"]
         if partition:
-            self.splits |= {split: _partitioned(self.splits[split], pairs) for split in self.splits if split != "train"}
+            seen = [{source.split("\t", 1)[side] for source in pairs.sources} for side in (0, 1)]
+            self.splits |= {split: _partitioned(self.splits[split], *seen) for split in names if split != "train"}
         counts = splitter.count(pairs.sources, are_targets=False) + splitter.count(pairs.targets, are_targets=True)
         super().__init__(SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)], *separators), **settings)
         self.test_sets = ("val",) if test is None else ("test",)
@@ -89,9 +90,8 @@ class Tsv(PairDataModule):
         return self.splits[split]
 
 
-def _partitioned(pairs: Pairs, train: Pairs) -> Pairs:
-    """Return pairs whose category is which of their lemma and their features occur in the training pairs."""
-    lemmas, features = (set(texts) for texts in zip(*(source.split("\t", 1) for source in train.sources), strict=True))
+def _partitioned(pairs: Pairs, lemmas: set[str], features: set[str]) -> Pairs:
+    """Return pairs whose category is which of their lemma and their features occur in those of training."""
 
     def name(source: str) -> str:
         lemma, of_source = source.split("\t", 1)

@@ -383,11 +383,11 @@ function errorsView(root, runs) {
         + "prediction with the fewest errors."),
       html("div", { class: "controls" }, html("button", { type: "button", id: "p-confused-download", onclick: save },
         "Download symbols as CSV")),
-      textTable("Table of confused symbols", ["target", "prediction", "count", "source", "target and prediction"], rows,
+      textTable("Table of confused symbols", ["target", "prediction", "count", "target and prediction", "source"], rows,
         ({ target, predicted, count, example: { source, marks, ...texts } }) => html("tr", {}, symbol(target),
-          symbol(predicted), html("td", {}, count.toLocaleString("en")), textCell(source, source),
+          symbol(predicted), html("td", {}, count.toLocaleString("en")),
           textCell(texts.target, html("div", {}, marked(texts.target, marks[0])),
-            html("div", {}, marked(texts.prediction, marks[1]))))),
+            html("div", {}, marked(texts.prediction, marks[1]))), textCell(source, source))),
     ]);
   }
 

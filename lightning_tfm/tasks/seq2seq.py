@@ -24,14 +24,7 @@ from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tasks.alignment import AlignmentScores, gold_links
 from lightning_tfm.tasks.base import TaskModule
 from lightning_tfm.tasks.checks import check_label_smoothing
-from lightning_tfm.tasks.metrics import (
-    Accuracy,
-    CorpusScores,
-    ErrorRate,
-    TokenAccuracy,
-    TokenLoss,
-    WordErrorRate,
-)
+from lightning_tfm.tasks.metrics import Accuracy, CorpusScores, ErrorRate, TokenAccuracy, TokenLoss, WordErrorRate
 from lightning_tfm.tokenization import PAD, Tokenizer, edit_distances
 
 
