@@ -1,6 +1,7 @@
 """Checkpoints of ensembles: their content, what they refuse, and the commands that read them."""
 
 import re
+import sys
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from lightning_tfm.inference.loading import load
 from lightning_tfm.networks import GPT, AttentionLSTM, Ensemble, Transformer
 from lightning_tfm.runs.record import Run
 from lightning_tfm.tokenization import SymbolTokenizer
-from support.experiments import trained_run
+from support.experiments import trained_run, write_task
 from support.networks import joined, randomize
 from support.processes import run
 
@@ -152,6 +153,26 @@ def test_members_are_trusted_and_bounded_like_a_network(change, message, members
     write(crafted, tmp_path / "crafted.ckpt")
     with pytest.raises(UserError, match=re.escape(message)):
         load(tmp_path / "crafted.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        ({"class_path": "this.That", "init_args": {}}, "must name only classes listed in .* but names 'this.That'"),
+        ({"class_path": "lightning_tfm.networks.AttentionLSTM", "init_args": {"d_model": 8}}, "one output layer, but"),
+        ({"class_path": "lightning_tfm.callbacks.WeightAveraging"}, "members must be networks"),
+    ],
+)
+def test_settings_name_only_trusted_members_and_train_none(member, message, tmp_path, command):
+    path = write_task("spelling_gpt", tmp_path)
+    config = yaml.safe_load(path.read_text())
+    network = {"class_path": "lightning_tfm.networks.Ensemble", "init_args": {"members": [member]}}
+    config["model"]["init_args"]["network"] = network
+    path.write_text(yaml.safe_dump(config))
+    printed = command("fit", "--config", path, status=2).err
+    assert re.search(f"lightning-tfm: error: .*{message}", printed.splitlines()[-1])
+    assert "this" not in sys.modules
+    assert not [*tmp_path.glob("runs/*/*")]
 
 
 @pytest.mark.run

@@ -13,12 +13,15 @@ from lightning_tfm.networks import GPT, CausalNetwork, EncoderClassifier, Seq2Se
 from lightning_tfm.tasks import Classifier, Seq2SeqModule
 from lightning_tfm.tokenization import SymbolTokenizer, train_tokenizer
 from support.experiments import network_names, write_task
+from support.networks import joined
 
 
+@pytest.mark.parametrize("members", [0, 2])
 @pytest.mark.parametrize("positions", get_args(PositionScheme))
-def test_a_network_is_tested_on_longer_texts_unless_its_positions_are_learned(positions):
+def test_a_network_is_tested_on_longer_texts_unless_its_positions_are_learned(positions, members):
     def module(max_length):
         network = GPT(11, 16, 2, 1, max_length=max_length, positions=positions)
+        network = joined(*[network] * members) if members else network
         return Seq2SeqModule(network, SymbolTokenizer("abcdefgh"), max_target_length=8)
 
     trained, trainer = module(20), Trainer(accelerator="cpu", logger=False, barebones=True)
