@@ -84,7 +84,7 @@ class Ensemble(Seq2SeqNetwork):
         return self.members[int(index)].side(part)
 
     def source_attention(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
-        found = {}
+        found: dict[str, Tensor] = {}
         for index, member in enumerate(self.members):
             start = f"members.{index}."
             own = {name.removeprefix(start): weights for name, weights in maps.items() if name.startswith(start)}
