@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightning_tfm.data import PairDataModule, Pairs, TableReader, resolve_path
-from lightning_tfm.errors import UserError
+from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.tokenization import UNKNOWN, SymbolTokenizer, build_vocab
 
 PARTITIONS = {(True, True): "both", (True, False): "lemma", (False, True): "features", (False, False): "neither"}
 """Names of the partitions of SIGMORPHON 2022, by whether the lemma and the features of a pair occur in training."""
+
+FEATURE_SEPARATORS = ";+,| "
+"""Separators of features, which a message names if features seem to have another one than `feature_separator`."""
 
 
 class Tsv(PairDataModule):
@@ -37,7 +40,7 @@ class Tsv(PairDataModule):
             "features", or "neither", as in SIGMORPHON 2022; requires `features`, and no `category`.
         source_separator: separator of the symbols of a source; empty if they are characters.
         target_separator: separator of the symbols of a target; empty if they are characters.
-        feature_separator: separator of features.
+        feature_separator: separator of features. A message says so if the features seem to have another one.
         encoding: encoding of the files, by Python's name.
         vocab_size: maximum size of the vocabulary, which keeps the most frequent symbols of the training split.
         header: whether the first line of a table names its columns; by default, if a column is set by name, or inferred
@@ -82,6 +85,8 @@ class Tsv(PairDataModule):
         if partition:
             seen = [{source.split("\t", 1)[side] for source in pairs.sources} for side in (0, 1)]
             self.splits |= {split: _partitioned(self.splits[split], *seen) for split in names if split != "train"}
+        if features is not None:
+            _report_other_separator(pairs.sources, feature_separator)
         counts = splitter.count(pairs.sources, are_targets=False) + splitter.count(pairs.targets, are_targets=True)
         super().__init__(SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)], *separators), **settings)
         self.test_sets = ("val",) if test is None else ("test",)
@@ -108,3 +113,18 @@ def _sides(splitter: SymbolTokenizer, columns: Mapping[str, list[str]]) -> list[
     if splitter.target_separator:  # decoded targets have single separators, so references must, too
         targets = [splitter.target_separator.join(splitter.split_target(target)) for target in targets]
     return [sources, targets, *([columns["category"]] if "category" in columns else [])]
+
+
+def _report_other_separator(sources: Iterable[str], separator: str) -> None:
+    """Print a message if no features contain the separator, but most contain another one."""
+    features = [source.partition("\t")[2] for source in sources]
+    if any(separator in text for text in features):
+        return
+    for other in FEATURE_SEPARATORS:
+        containing = [text for text in features if other in text]
+        if 2 * len(containing) > len(features):
+            rank_zero_print(
+                f"no features of train contain the feature_separator {separator!r}, but most contain {other!r}, such "
+                f"as {containing[0]!r:.60}, which is one symbol; set feature_separator to {other!r}"
+            )
+            return

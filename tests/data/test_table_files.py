@@ -57,6 +57,45 @@ def test_features_are_read_from_their_own_column(tmp_path):
     assert Tsv(table, table, features="class").pairs("train")[0][:2] == ("cat\tN", "cats")
 
 
+@pytest.mark.parametrize(
+    ("line", "settings"),
+    [
+        ("run\tran\tV;ARG(1;SG)", {"features": 3}),  # as in UniMorph
+        ("run\tV;ARG(1;SG)\tran", {"features": 2}),
+        ("ran\trun\tV;ARG(1;SG)", {"features": 3, "source": 2}),
+        ("run\tV+ARG(1+SG)\tran", {"features": 2, "feature_separator": "+"}),
+        ("run\tV  ARG(1 SG)\tran", {"features": 2, "feature_separator": " "}),
+    ],
+)
+def test_tables_of_inflections_have_features_in_any_column_with_any_separator(line, settings, tmp_path, capsys):
+    """Parentheses are part of the symbols."""
+    table = write_lines(tmp_path / "t.tsv", [line, line])
+    data = Tsv(table, table, **settings)
+    source, target, *_ = data.pairs("train")[0]
+    assert data.tokenizer.split(source) == ["r", "u", "n", "[V]", "[ARG(1]", "[SG)]"]
+    assert target == "ran"
+    assert "feature_separator" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("features", "separator", "told"),
+    [
+        (["V+PST", "V+PRS", "N"], ";", "+"),
+        (["V PST", "N PL"], ";", " "),
+        (["V, PST", "N, PL"], ";", ","),
+        (["V;PST", "N;PL", "V"], "+", ";"),
+        (["N+A", "N", "V", "N"], ";", None),
+        (["V;PST", "V+PST", "V+PRS"], ";", None),
+        (["V", "N"], ";", None),
+    ],
+)
+def test_another_separator_of_features_is_named(features, separator, told, tmp_path, capsys):
+    table = write_lines(tmp_path / "t.tsv", [f"a\tb\t{text}" for text in features])
+    Tsv(table, table, features=3, feature_separator=separator)
+    message = f"such as {features[0]!r}, which is one symbol; set feature_separator to {told!r}\n"
+    assert (message in capsys.readouterr().err) is (told is not None)
+
+
 def test_a_missing_table_names_its_setting(tmp_path):
     table = write_lines(tmp_path / "table.tsv", ["a\tb"])
     for split, files in (("train", ["none", table]), ("val", [table, "none"]), ("test", [table, table, "none"])):
