@@ -43,6 +43,7 @@ SETTINGS = {
     "num_layers": "# layers",
     "Transformer.num_layers": "# layers in each of the encoder and the decoder",
     "d_model": "a width of #",
+    "d_embedding": "embeddings of width #",
     "num_heads": "# attention heads",
     "d_ff": "feed-forward networks of width #",
     "d_classifier": "a hidden layer of width # before the output",

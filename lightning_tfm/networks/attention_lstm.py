@@ -36,7 +36,7 @@ class AttentionLSTM(Seq2SeqNetwork):
 
     Args:
         vocab_size: number of ids, shared by source and target.
-        d_model: width of the embeddings, of each encoder direction, of the decoder and of the attention.
+        d_model: width of each encoder direction, of the decoder and of the attention.
         dropout: dropout on embeddings and before the output layer.
         attention: "additive", "location_aware" (Chorowski et al. 2015), which reads the previous attention weights, or
             "monotonic" (Raffel et al. 2017), which attends to one token and only moves from left to right. Its moves
@@ -47,6 +47,7 @@ class AttentionLSTM(Seq2SeqNetwork):
             no context.
         cell: the recurrent cell, "lstm", or "gru" as in the paper.
         pointer_generator: whether the decoder can copy tokens of the source (See et al. 2017).
+        d_embedding: width of the embeddings; null for d_model.
     """
 
     is_traceable = False  # it loops over the tokens
@@ -59,46 +60,49 @@ class AttentionLSTM(Seq2SeqNetwork):
         attention: Literal["additive", "location_aware", "monotonic", "hard_monotonic"] = "additive",
         cell: Literal["lstm", "gru"] = "lstm",
         pointer_generator: bool = False,
+        d_embedding: int | None = None,
     ) -> None:
         super().__init__()
-        self.source_embedding = nn.Embedding(vocab_size, d_model)
-        self.target_embedding = nn.Embedding(vocab_size, d_model)
+        d_embedding = d_model if d_embedding is None else d_embedding
+        self.source_embedding = nn.Embedding(vocab_size, d_embedding)
+        self.target_embedding = nn.Embedding(vocab_size, d_embedding)
         self.dropout = Dropout(dropout)
         layer = {"lstm": LSTM, "gru": nn.GRU}[cell]
-        self.encoder_forward = layer(d_model, d_model, batch_first=True)
-        self.encoder_backward = layer(d_model, d_model, batch_first=True)
+        self.encoder_forward = layer(d_embedding, d_model, batch_first=True)
+        self.encoder_backward = layer(d_embedding, d_model, batch_first=True)
         self.encoder_states = nn.Identity()  # a hook point
         self.num_states = 2 if cell == "lstm" else 1
         self.start = Linear(d_model, self.num_states * d_model)  # initial states of the decoder
         self.attention: AdditiveAttention | MonotonicAttention | HardMonotonicAttention
         if attention == "monotonic":
-            self.attention = MonotonicAttention(d_model, 2 * d_model)
-            self.decoder = layer(3 * d_model, d_model, batch_first=True)  # from the previous token and the context
+            self.attention = MonotonicAttention(d_embedding, 2 * d_model)
+            # From the previous token and the context.
+            self.decoder = layer(d_embedding + 2 * d_model, d_model, batch_first=True)
         elif attention == "hard_monotonic":
             self.attention = HardMonotonicAttention(d_model, 2 * d_model, d_model)
-            self.decoder = layer(d_model, d_model, batch_first=True)  # from the previous token
+            self.decoder = layer(d_embedding, d_model, batch_first=True)  # from the previous token
             self.memory_readout = Linear(2 * d_model, d_model, bias=False)
         else:
             kinds = {"additive": AdditiveAttention, "location_aware": LocationAwareAttention}
             self.attention = kinds[attention](d_model, 2 * d_model, d_model)
             # The gates and the candidate of the cell, from the previous token, and from context and hidden state.
             if cell == "lstm":
-                self.decoder_token = Linear(d_model, 4 * d_model)
+                self.decoder_token = Linear(d_embedding, 4 * d_model)
                 self.decoder_state = Linear(3 * d_model, 4 * d_model, bias=False)
             else:
-                self.decoder_token = Linear(d_model, 3 * d_model)
+                self.decoder_token = Linear(d_embedding, 3 * d_model)
                 self.decoder_state = Linear(3 * d_model, 2 * d_model, bias=False)
                 self.decoder_candidate = Linear(3 * d_model, d_model, bias=False)
         self.readout = Linear((1 if attention == "hard_monotonic" else 3) * d_model, d_model)
         self.head = Linear(d_model, vocab_size)
         if pointer_generator and attention == "hard_monotonic":
             raise UserError("pointer_generator must be false for attention hard_monotonic, but is true; try additive")
-        self.pointer = PointerGenerator(4 * d_model) if pointer_generator else None
+        self.pointer = PointerGenerator(3 * d_model + d_embedding) if pointer_generator else None
 
     def encode(self, source: Tensor) -> State:
         mask = source != PAD  # (B, S)
         lengths = mask.sum(1, keepdim=True)
-        x = self.dropout(self.source_embedding(source))  # (B, S, D)
+        x = self.dropout(self.source_embedding(source))  # (B, S, d_embedding)
         # The index reverses the tokens of each row and keeps the padding in place. Packed sequences would do the same,
         # but do not use the fast CPU kernel, and `gather` takes several times as long.
         steps = torch.arange(source.size(1), device=source.device)
@@ -158,7 +162,7 @@ class AttentionLSTM(Seq2SeqNetwork):
         """Return the logits (B, T, V) after each token of target_in (B, T), and the state after the last one."""
         if isinstance(self.attention, HardMonotonicAttention):
             return self._decode_marginal(target_in, state)
-        embedded = self.dropout(self.target_embedding(target_in))  # (B, T, D)
+        embedded = self.dropout(self.target_embedding(target_in))  # (B, T, d_embedding)
         recurrent, weights, (keys, memory, source) = state
         mask = source != PAD
         if isinstance(self.attention, MonotonicAttention):

@@ -113,3 +113,16 @@ def test_gru_decoder_cell_equals_its_formula():
     proposal = torch.tanh(w + (r * s) @ candidate[:, 8:].T + c @ candidate[:, :8].T)
     (actual,) = network._cell(network.decoder_token(y), c, (s,))
     torch.testing.assert_close(actual, (1 - z) * s + z * proposal)
+
+
+@pytest.mark.parametrize("attention", ["additive", "location_aware", "monotonic", "hard_monotonic"])
+def test_embeddings_have_a_width_of_their_own(attention, batch):
+    def network(d_embedding):
+        torch.manual_seed(0)
+        return AttentionLSTM(VOCAB_SIZE, 16, attention=attention, d_embedding=d_embedding).eval()
+
+    assert network(None)(*batch).equal(network(16)(*batch))
+    narrow = network(3)
+    assert narrow.source_embedding.weight.shape == narrow.target_embedding.weight.shape == (VOCAB_SIZE, 3)
+    *_, (_, memory, _) = narrow.encode(batch[0])
+    assert memory.size(-1) == (16 if attention == "hard_monotonic" else 2 * 16)

@@ -40,6 +40,10 @@ NETWORKS |= {
     for attention in attentions
 }
 NETWORKS |= {
+    f"AttentionLSTM {attention} d_embedding": tiny(AttentionLSTM, attention=attention, d_embedding=12)
+    for attention in ("additive", "monotonic", "hard_monotonic")
+}
+NETWORKS |= {
     "Transformer post learned tied": tiny(Transformer, norm="post", positions="learned", tie_embeddings=True),
     "Transformer pointer_generator": tiny(Transformer, pointer_generator=True),
     "Transformer monotonic": tiny(Transformer, cross_attention="monotonic"),
