@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import (
@@ -20,7 +22,7 @@ from lightning_tfm.layers import (
     at_least_float32,
     lstm_with_attention,
 )
-from lightning_tfm.networks.network import Memory, Seq2SeqNetwork, State
+from lightning_tfm.networks.network import DataProperties, Memory, Seq2SeqNetwork, State
 from lightning_tfm.system.private import has_forward_hooks
 from lightning_tfm.tokenization import PAD
 
@@ -48,8 +50,16 @@ class AttentionLSTM(Seq2SeqNetwork):
         cell: the recurrent cell, "lstm", or "gru" as in the paper.
         pointer_generator: whether the decoder can copy tokens of the source (See et al. 2017).
         d_embedding: width of the embeddings; null for d_model.
+        features_encoder: how the features of a source are encoded. If null, they are tokens of the source, which follow
+            the others. "linear" removes them from the source, and adds the mean of their embeddings to the embedding of
+            each token of source and target.
+        feature_ids: ids of the features; if null, `fit` infers them from the data.
+
+    Note:
+        With features_encoder, EOS moves to the place of the first feature, also in the attention weights.
     """
 
+    is_feature: Tensor
     is_traceable = False  # it loops over the tokens
 
     def __init__(
@@ -61,6 +71,8 @@ class AttentionLSTM(Seq2SeqNetwork):
         cell: Literal["lstm", "gru"] = "lstm",
         pointer_generator: bool = False,
         d_embedding: int | None = None,
+        features_encoder: Literal["linear"] | None = None,
+        feature_ids: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         d_embedding = d_model if d_embedding is None else d_embedding
@@ -98,11 +110,42 @@ class AttentionLSTM(Seq2SeqNetwork):
         if pointer_generator and attention == "hard_monotonic":
             raise UserError("pointer_generator must be false for attention hard_monotonic, but is true; try additive")
         self.pointer = PointerGenerator(3 * d_model + d_embedding) if pointer_generator else None
+        self.feature_embedding: nn.Embedding | None = None
+        if features_encoder is not None:
+            if not feature_ids:
+                raise UserError(
+                    f"features_encoder must be null for sources without features, but is {features_encoder}; leave it "
+                    "out, or select a column of features, as with data.features"
+                )
+            self.feature_embedding = nn.Embedding(vocab_size, d_embedding)
+            is_feature = torch.zeros(vocab_size, dtype=torch.bool)
+            is_feature[[*feature_ids]] = True
+            self.register_buffer("is_feature", is_feature, persistent=False)
+
+    @classmethod
+    def data_settings(cls, data: DataProperties) -> dict[str, Any]:
+        return super().data_settings(data) | {"feature_ids": [*getattr(data, "feature_ids", ())] or None}
+
+    def _split(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the source (B, S) without its features, and the mean (B, 1, d_embedding) of their embeddings."""
+        assert self.feature_embedding is not None
+        is_feature = self.is_feature[source]
+        weights = is_feature / is_feature.sum(1, keepdim=True).clamp(min=1)
+        features = self.feature_embedding(source)
+        mean = weights.to(features.dtype).unsqueeze(1) @ features
+        # Tokens move to the left in place of the features, which move to a column that is removed.
+        places = torch.where(is_feature, source.size(1), (~is_feature).cumsum(1) - 1)
+        tokens = F.pad(torch.full_like(source, PAD), (0, 1)).scatter(1, places, source)
+        return tokens[:, :-1], mean
 
     def encode(self, source: Tensor) -> State:
+        features: tuple[Tensor, ...] = ()
+        if self.feature_embedding is not None:
+            source, mean = self._split(source)
+            features = (mean,)
         mask = source != PAD  # (B, S)
         lengths = mask.sum(1, keepdim=True)
-        x = self.dropout(self.source_embedding(source))  # (B, S, d_embedding)
+        x = self.dropout(sum(features, start=self.source_embedding(source)))  # (B, S, d_embedding)
         # The index reverses the tokens of each row and keeps the padding in place. Packed sequences would do the same,
         # but do not use the fast CPU kernel, and `gather` takes several times as long.
         steps = torch.arange(source.size(1), device=source.device)
@@ -122,7 +165,7 @@ class AttentionLSTM(Seq2SeqNetwork):
             memory = self.memory_readout(memory)
         else:
             previous = torch.zeros_like(memory[..., 0])  # (B, S), before the first step
-        return recurrent, previous, Memory((keys, memory, source))
+        return recurrent, previous, Memory((keys, memory, source, *features))
 
     def _cell(self, token_gates: Tensor, context: Tensor, recurrent: Recurrent) -> Recurrent:
         """Return the next state of the cell, (Bahdanau et al., A.2.2) for a GRU.
@@ -162,8 +205,8 @@ class AttentionLSTM(Seq2SeqNetwork):
         """Return the logits (B, T, V) after each token of target_in (B, T), and the state after the last one."""
         if isinstance(self.attention, HardMonotonicAttention):
             return self._decode_marginal(target_in, state)
-        embedded = self.dropout(self.target_embedding(target_in))  # (B, T, d_embedding)
-        recurrent, weights, (keys, memory, source) = state
+        recurrent, weights, (keys, memory, source, *features) = state
+        embedded = self.dropout(sum(features, start=self.target_embedding(target_in)))  # (B, T, d_embedding)
         mask = source != PAD
         if isinstance(self.attention, MonotonicAttention):
             contexts, maps = self.attention(embedded, keys, memory, mask, weights)
@@ -208,8 +251,9 @@ class AttentionLSTM(Seq2SeqNetwork):
         The second result is the state after the last token.
         """
         assert isinstance(self.attention, HardMonotonicAttention)
-        recurrent, (previous, emission), (keys, memory, source) = state
-        hiddens, recurrent = self._run(self.dropout(self.target_embedding(target_in)), recurrent)
+        recurrent, (previous, emission), (keys, memory, source, *features) = state
+        embedded = self.dropout(sum(features, start=self.target_embedding(target_in)))  # (B, T, d_embedding)
+        hiddens, recurrent = self._run(embedded, recurrent)
         features = torch.tanh(self.readout(hiddens).unsqueeze(2) + memory.unsqueeze(1))  # (B, T, S, D)
         emissions = at_least_float32(self.head(self.dropout(features))).log_softmax(-1)  # (B, T, S, V)
         before = torch.cat((emission.unsqueeze(1), emissions[:, :-1]), dim=1)

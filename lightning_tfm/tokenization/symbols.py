@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -49,6 +50,8 @@ class SymbolTokenizer(Tokenizer):
             raise ValueError(f"symbols must be distinct, but only {len(self._ids)} of {len(self.symbols)} are")
         self.vocab_size = NUM_SPECIAL + len(self.symbols)
         self.unknown_id = self._ids.get(UNKNOWN)
+        if feature_separator is not None:
+            self.feature_ids = [id for symbol, id in self._ids.items() if re.fullmatch(r"\[.+\]", symbol, re.DOTALL)]
         self.scored_symbols = self.target_separator or self.scored_symbols
         self.is_word_based = self.target_separator != "" or " " in self._ids
 

@@ -56,6 +56,7 @@ class Tokenizer(ABC):
         is_word_based: whether targets consist of words, as required by word-level metrics (BLEU).
         scored_symbols: what the symbol error rate counts: "characters", or symbols that are separated by this text.
         spaced_ids: ids of the tokens that begin with a space; empty if a space is a token, or no part of one.
+        feature_ids: ids of the features of a source, such as those of an inflection; empty if there are none.
     """
 
     vocab_size: int
@@ -65,6 +66,7 @@ class Tokenizer(ABC):
     is_word_based: bool
     scored_symbols = "characters"
     spaced_ids: Sequence[int] = ()
+    feature_ids: Sequence[int] = ()
 
     @abstractmethod
     def split(self, text: str) -> list[str]:

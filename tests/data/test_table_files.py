@@ -10,6 +10,7 @@ from datamodules.parallel_text import read_pairs
 from datamodules.sentiment import read_labeled
 from lightning_tfm.data import Pair
 from lightning_tfm.errors import UserError
+from lightning_tfm.networks import AttentionLSTM
 from lightning_tfm.system import memory
 from lightning_tfm.tokenization import EOS, NUM_SPECIAL, PAD, UNKNOWN, tokenizer_from_dict
 from support.corpora import LABEL_AND_TEXT, PARALLEL, reviews, texts_in, write_lines
@@ -49,7 +50,11 @@ def test_features_are_read_from_their_own_column(tmp_path):
     assert data.tokenizer.split("run\tV;PST") == ["r", "u", "n", "[V]", "[PST]"]
     assert data.tokenizer.split("run") == ["r", "u", "n"]
     assert data.tokenizer.split(pairs[3].source) == ["g", "o", "[V]", "[PST]"]
-    assert {symbol for symbol in data.tokenizer.symbols if len(symbol) > 1} == {"[V]", "[PST]", "[V.PTCP]", "[N]"}
+    features = {"[V]", "[PST]", "[V.PTCP]", "[N]"}
+    assert {symbol for symbol in data.tokenizer.symbols if len(symbol) > 1} == features
+    network = AttentionLSTM.from_data(data, d_model=8, features_encoder="linear")
+    assert {data.tokenizer.symbols[id - NUM_SPECIAL] for id in network.hyper_parameters["feature_ids"]} == features
+    assert AttentionLSTM.data_settings(Tsv(train, train))["feature_ids"] is None
     ids = data.datasets["train"].sources[torch.tensor([0])][0, :-1].tolist()
     assert tokenizer_from_dict(data.tokenizer.to_dict()).encode("run\tV;PST") == ids
     assert Tsv(train, train, source=2, target=1).pairs("train")[0][:2] == ("ran", "run")

@@ -126,3 +126,20 @@ def test_embeddings_have_a_width_of_their_own(attention, batch):
     assert narrow.source_embedding.weight.shape == narrow.target_embedding.weight.shape == (VOCAB_SIZE, 3)
     *_, (_, memory, _) = narrow.encode(batch[0])
     assert memory.size(-1) == (16 if attention == "hard_monotonic" else 2 * 16)
+
+
+@pytest.mark.parametrize("attention", ["additive", "location_aware", "monotonic", "hard_monotonic"])
+@pytest.mark.parametrize("source", [[3, 4, 9, 10, EOS], [3, 4, 10, 9, EOS], [9, 3, 10, 4, EOS, PAD]])
+def test_encoded_features_are_part_of_each_embedding(attention, source):
+    """The logits are those of the source without features, with the mean of the features added to all embeddings."""
+    settings = {"d_model": 8, "attention": attention, "pointer_generator": attention != "hard_monotonic"}
+    network = randomize(AttentionLSTM(VOCAB_SIZE, **settings, features_encoder="linear", feature_ids=[9, 10])).eval()
+    plain = AttentionLSTM(VOCAB_SIZE, **settings).eval()
+    plain.load_state_dict({name: network.state_dict()[name] for name in plain.state_dict()})
+    for embedding in (plain.source_embedding, plain.target_embedding):
+        embedding.weight.data += network.feature_embedding.weight[[9, 10]].mean(0)
+    target_in = torch.tensor([[BOS, 5, 3]])
+    expected = plain(torch.tensor([[3, 4, EOS]]), target_in)
+    torch.testing.assert_close(network(torch.tensor([source]), target_in), expected)
+    (without,) = network(torch.tensor([[3, 4, EOS]]), target_in)
+    assert not without.allclose(expected[0])

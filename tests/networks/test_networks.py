@@ -283,6 +283,7 @@ SHORT = {"d_model": 8, "num_heads": 2, "max_length": 9}
     ("make", "message"),
     [
         (lambda: AttentionLSTM(11, attention="hard_monotonic", pointer_generator=True), "pointer_.* hard_monotonic"),
+        (lambda: AttentionLSTM(11, features_encoder="linear"), "features_encoder must be null .* data.features"),
         (lambda: Transformer(11, 130, 4), r"d_model .* num_heads \(4\), but is 130; try 128 or 132"),
         (lambda: GPT(11, 12, 4, max_length=9, positions="rotary"), "even for rotary positions, but is 3; try 4"),
         (lambda: GPT(11, 3, 4), r"d_model .* num_heads \(4\), but is 3; try 4 or 8"),

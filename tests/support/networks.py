@@ -40,7 +40,9 @@ NETWORKS |= {
     for attention in attentions
 }
 NETWORKS |= {
-    f"AttentionLSTM {attention} d_embedding": tiny(AttentionLSTM, attention=attention, d_embedding=12)
+    f"AttentionLSTM {attention} features_encoder": tiny(
+        AttentionLSTM, attention=attention, d_embedding=12, features_encoder="linear", feature_ids=[8, 10]
+    )
     for attention in ("additive", "monotonic", "hard_monotonic")
 }
 NETWORKS |= {
