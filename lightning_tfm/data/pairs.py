@@ -228,7 +228,7 @@ class PairDataModule(TaskDataModule, ABC):
             for side in ("source", "target") if split != "train" else ():
                 symbols = examples.unknown_symbols(side, self.tokenizer)
                 if number := sum(map(len, symbols)):
-                    hint = ", so these targets cannot be predicted" if side == "target" else ""
+                    hint = ", which only a pointer-generator can predict" if side == "target" else ""
                     rank_zero_print(
                         f"{number:,} symbols in {len(symbols):,} of {len(examples):,} {side}s of {split} are not in "
                         f"the vocabulary: {name_symbols(chain.from_iterable(symbols))}{hint}"

@@ -104,6 +104,7 @@ class Predictor(nn.Module, ABC):
 
         with self._evaluating():
             results = _in_batches(sources, len, compute, max(1, BATCH_SIZE // options.beam_size), progress)
+            results = {number: self._copied(lines[number], outputs) for number, outputs in results.items()}
             if options.alignments:
                 results = {number: self._aligned(lines[number], outputs) for number, outputs in results.items()}
         return [
@@ -153,6 +154,10 @@ class Predictor(nn.Module, ABC):
         self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator
     ) -> list[list[Output]]:
         """Return the outputs for each line of a batch, the best first."""
+
+    def copy_unknown(self, source: str, output: str) -> str:
+        """Return an output with symbols of its source in place of unknown ones; by default, the output itself."""
+        return output
 
     def encode_pair(self, line: str) -> tuple[Ids, Ids, str]:
         """Return the ids of a source, which may be empty, those of its target, and a warning, which may be empty.
@@ -302,6 +307,11 @@ class Predictor(nn.Module, ABC):
         if self.shortest_source is not None and number < self.shortest_source:
             notes.append(f"it has {number} tokens, fewer than any training text ({self.shortest_source})")
         return "; ".join(notes)
+
+    def _copied(self, line: str, outputs: list[Output]) -> list[Output]:
+        """Return the outputs for a line with the symbols that they copy from it, see `copy_unknown`."""
+        source = clean_line(line)
+        return [output._replace(text=self.copy_unknown(source, output.text)) for output in outputs]
 
     def _aligned(self, line: str, outputs: list[Output]) -> list[Output]:
         """Return the outputs for a line with their alignments."""

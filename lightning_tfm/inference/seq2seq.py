@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
@@ -17,7 +18,7 @@ from lightning_tfm.inference.voting import check_vote, vote
 from lightning_tfm.layers import attention_maps
 from lightning_tfm.layers.losses import sequence_nll
 from lightning_tfm.networks import CausalNetwork, Ensemble, Seq2SeqNetwork
-from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer, name_symbols, pad_sequences
+from lightning_tfm.tokenization import BOS, EOS, PAD, UNKNOWN, Ids, Tokenizer, name_symbols, pad_sequences
 
 
 class Seq2SeqPredictor(Predictor):
@@ -114,6 +115,32 @@ class Seq2SeqPredictor(Predictor):
     def score_ids(self, pairs: list[tuple[Ids, Ids]], with_steps: bool) -> list[Score]:
         sources, targets = (pad_sequences(side)[0].to(self.device) for side in zip(*pairs, strict=True))
         return self._scores(sources, targets, with_steps)
+
+    @torch.no_grad()
+    def copy_unknown(self, source: str, output: str) -> str:
+        """Return the output of a network that copies, with symbols of the source in place of unknown ones.
+
+        Each is the unknown symbol of the source with the largest weight in the last attention layer, from which the
+        network copies (Jean et al. 2015). The output of another network, or for a source without one, is unchanged.
+        """
+        rows = [row for row, symbol in enumerate(self.tokenizer.split_target(output)) if symbol == UNKNOWN]
+        if not rows or not self.network.copies:
+            return output
+        symbols, ids = self.tokenizer.split(source), self.tokenizer.encode(source)
+        unknown = [
+            place
+            for place, (symbol, id) in enumerate(zip(symbols, ids, strict=True))
+            if id == self.tokenizer.unknown_id and len(self.tokenizer.split_target(symbol)) == 1  # no feature
+        ]
+        if not unknown:
+            return output
+        inputs = self._inputs(source, output)
+        with attention_maps(self.network) as maps:
+            self.network.logits(*inputs, self.network.encode(inputs[0]))
+        *_, weights = self.network.source_attention(maps, inputs[0]).values()  # (1, H, T, S)
+        chosen = weights.mean(1)[0, rows][:, unknown].argmax(1)
+        copied = iter([symbols[unknown[place]] for place in chosen.tolist()])
+        return re.sub(UNKNOWN, lambda _: next(copied, UNKNOWN), output)
 
     @torch.no_grad()
     def align(self, source: str, target: str) -> AttentionMap:

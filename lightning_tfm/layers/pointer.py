@@ -17,7 +17,8 @@ class PointerGenerator(nn.Module):
     p_gen = sigmoid(w^T features + b).
 
     Note:
-        See et al. also copy words that are not in the vocabulary. Here, they are copied as the unknown token.
+        Words that are not in the vocabulary are copied as the unknown token, which `Seq2SeqPredictor.copy_unknown`
+        replaces, in place of the extended vocabulary of See et al.
     """
 
     UNDIVIDED = "pointer_generator, which reads the weights of all heads"  # by tensor parallelism

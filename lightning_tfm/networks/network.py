@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.layers import Attention
+from lightning_tfm.layers import Attention, PointerGenerator
 from lightning_tfm.tokenization import NUM_SPECIAL, PAD
 
 State = Tensor | tuple[Any, ...]
@@ -164,6 +164,11 @@ class Seq2SeqNetwork(Network):
         super().__init_subclass__()
         if "forward" in vars(cls) and "logits" not in vars(cls):
             cls.logits = Seq2SeqNetwork.logits  # type: ignore[method-assign]  # a parent's belongs to its own forward
+
+    @property
+    def copies(self) -> bool:
+        """Return whether the network can copy tokens of the source, by a pointer-generator."""
+        return any(isinstance(layer, PointerGenerator) for layer in self.modules())
 
     def max_lengths(self, target_length: int) -> tuple[int | None, int | None]:
         """Return the maximum lengths of a source and of a target; None if unlimited.

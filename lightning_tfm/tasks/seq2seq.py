@@ -134,7 +134,8 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
         metrics["loss"].update(nlls.sum(), batch.tokens)
         metrics["token_accuracy"].update(right.sum(), batch.tokens)
 
-        outputs = [self.tokenizer.decode(ids) for ids in self._decode(state).tolist()]
+        decoded = [self.tokenizer.decode(ids) for ids in self._decode(state).tolist()]
+        outputs = [self.copy_unknown(pair.source, text) for pair, text in zip(pairs, decoded, strict=True)]
         targets = [pair.target for pair in pairs]  # the original text, which decoding may not restore
         number = sum(map(str.__eq__, outputs, targets))
         metrics["exact_match"].update(number, len(pairs))

@@ -158,7 +158,7 @@ def test_unknown_symbols_of_validation_and_test_are_reported(tmp_path, capsys):
     assert [line for line in capsys.readouterr().err.splitlines() if "vocabulary" in line] == [
         "lightning-tfm: 4 symbols in 2 of 3 sources of val are not in the vocabulary: 'x', 'y', '[A]'",
         "lightning-tfm: 1 symbols in 1 of 3 targets of val are not in the vocabulary: 'z', "
-        "so these targets cannot be predicted",
+        "which only a pointer-generator can predict",
     ]
 
 

@@ -12,7 +12,7 @@ from torchmetrics.functional.text import edit_distance
 
 from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.data import Pair, PairDataModule
-from lightning_tfm.networks import Seq2SeqNetwork
+from lightning_tfm.networks import AttentionLSTM, Seq2SeqNetwork
 from lightning_tfm.tasks import Seq2SeqModule
 from lightning_tfm.tasks.evaluation import test_prefix as prefix_of
 from lightning_tfm.tokenization import (
@@ -37,6 +37,22 @@ def test_the_symbol_error_rate_of_subwords_counts_characters():
     outputs, references = texts[:100], texts[100:]
     distances = edit_distances(*([tokenizer.split_scored(text) for text in side] for side in (outputs, references)))
     assert distances.sum() == edit_distance(outputs, references, reduction="sum")
+
+
+def test_copied_symbols_that_are_not_in_the_vocabulary_are_correct():
+    """The network copies symbol by symbol from left to right, and generates nothing."""
+    tokenizer = SymbolTokenizer([UNKNOWN, *"ab"])
+    network = AttentionLSTM(tokenizer.vocab_size, 8, attention="monotonic", pointer_generator=True)
+    for layer, bias in ((network.attention.q_proj, 50.0), (network.pointer.generation, -50.0)):
+        torch.nn.init.zeros_(layer.weight)
+        torch.nn.init.constant_(layer.bias, bias)
+    torch.nn.init.zeros_(network.attention.k_proj.weight)
+    texts = ["xay", "ab", "bzzx", "y"]
+    data = Pairs([Pair(text, text) for text in texts], tokenizer)
+    module = Seq2SeqModule(network, tokenizer, 64)
+    (scores,) = make_trainer().test(module, data, verbose=False)
+    assert (scores["test/exact_match"], scores["test/ser"]) == (1, 0)
+    assert [prediction.text for prediction in module.predict(texts)] == texts
 
 
 class Scripted(Seq2SeqNetwork):
