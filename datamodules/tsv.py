@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 from lightning_tfm.data import PairDataModule, Pairs, TableReader, resolve_path
@@ -43,6 +44,8 @@ class Tsv(PairDataModule):
         feature_separator: separator of features. A message says so if the features seem to have another one.
         encoding: encoding of the files, by Python's name.
         vocab_size: maximum size of the vocabulary, which keeps the most frequent symbols of the training split.
+        max_target_length: maximum length of a target and of an output in tokens, including EOS; by default, that of the
+            longest target of all tables, so that an output that repeats itself ends.
         header: whether the first line of a table names its columns; by default, if a column is set by name, or inferred
             from known names, such as source and target, or from names unlike the fields below; a message says so.
         settings: further arguments of PairDataModule.
@@ -63,6 +66,7 @@ class Tsv(PairDataModule):
         feature_separator: str = ";",
         encoding: str = "utf-8",
         vocab_size: int = 1_000,
+        max_target_length: int | None = None,
         header: bool | None = None,
         **settings: Any,
     ) -> None:
@@ -88,7 +92,11 @@ class Tsv(PairDataModule):
         if features is not None:
             _report_other_separator(pairs.sources, feature_separator)
         counts = splitter.count(pairs.sources, are_targets=False) + splitter.count(pairs.targets, are_targets=True)
-        super().__init__(SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)], *separators), **settings)
+        tokenizer = SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)], *separators)
+        if max_target_length is None:
+            targets = chain.from_iterable(pairs.targets for pairs in self.splits.values())
+            max_target_length = 1 + max(len(splitter.split_target(target)) for target in targets)
+        super().__init__(tokenizer, max_target_length=max_target_length, **settings)
         self.test_sets = ("val",) if test is None else ("test",)
 
     def pairs(self, split: str) -> Pairs:

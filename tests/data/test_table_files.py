@@ -62,6 +62,18 @@ def test_features_are_read_from_their_own_column(tmp_path):
     assert Tsv(table, table, features="class").pairs("train")[0][:2] == ("cat\tN", "cats")
 
 
+@pytest.mark.parametrize(("separator", "longest"), [("", 7), (" ", 4)])
+@pytest.mark.parametrize("place", range(3))
+def test_outputs_are_at_most_as_long_as_the_longest_target_of_all_tables(separator, longest, place, tmp_path):
+    """The end of the sequence is a token, too."""
+    tables = [write_lines(tmp_path / f"{n}.tsv", ["a" * 70 + "\tb a"] * 2) for n in range(3)]
+    tables[place] = write_lines(tmp_path / "long.tsv", ["a\tb", "a\tbb a b", "a\tb"])
+    data = Tsv(*tables, target_separator=separator, max_source_length=71, batch_size=2)
+    assert data.max_target_length == longest
+    set_up(data)  # no target is too long
+    assert Tsv(*tables, target_separator=separator, max_target_length=9).max_target_length == 9
+
+
 @pytest.mark.parametrize(
     ("line", "settings"),
     [
