@@ -69,7 +69,7 @@ CHOICES: dict[str, dict[object, str]] = {
     "cell": {"lstm": r"LSTM cells \cite{hochreiter1997}", "gru": r"GRU cells \cite{cho2014}"},
     "cross_attention": {"monotonic": r"monotonic cross-attention \cite{raffel2017}"},
     "naive_bayes_weight": {},  # it has a value without naive Bayes, too
-    "features_encoder": {"linear": "features whose mean embedding is added to that of each token"},
+    "features_encoder": {"linear": "features whose embeddings are added to that of each token"},
     "norm": {"pre": r"pre-norm \cite{xiong2020}", "post": "post-norm"},
     "pointer_generator": {True: r"a pointer-generator output \cite{see2017}"},
     "positions": {

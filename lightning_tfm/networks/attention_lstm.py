@@ -51,8 +51,8 @@ class AttentionLSTM(Seq2SeqNetwork):
         pointer_generator: whether the decoder can copy tokens of the source (See et al. 2017).
         d_embedding: width of the embeddings; null for d_model.
         features_encoder: how the features of a source are encoded. If null, they are tokens of the source, which follow
-            the others. "linear" removes them from the source, and adds the mean of their embeddings to the embedding of
-            each token of source and target.
+            the others. "linear" removes them from the source, and adds the sum of their embeddings to the embedding of
+            each token of source and target, so that each step of the decoder reads them.
         feature_ids: ids of the features; if null, `fit` infers them from the data.
 
     Note:
@@ -127,22 +127,19 @@ class AttentionLSTM(Seq2SeqNetwork):
         return super().data_settings(data) | {"feature_ids": [*getattr(data, "feature_ids", ())] or None}
 
     def _split(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the source (B, S) without its features, and the mean (B, 1, d_embedding) of their embeddings."""
+        """Return the source (B, S) without its features, and the sum (B, 1, d_embedding) of their embeddings."""
         assert self.feature_embedding is not None
         is_feature = self.is_feature[source]
-        weights = is_feature / is_feature.sum(1, keepdim=True).clamp(min=1)
-        features = self.feature_embedding(source)
-        mean = weights.to(features.dtype).unsqueeze(1) @ features
+        features = (self.feature_embedding(source) * is_feature.unsqueeze(2)).sum(1, keepdim=True)
         # Tokens move to the left in place of the features, which move to a column that is removed.
         places = torch.where(is_feature, source.size(1), (~is_feature).cumsum(1) - 1)
         tokens = F.pad(torch.full_like(source, PAD), (0, 1)).scatter(1, places, source)
-        return tokens[:, :-1], mean
+        return tokens[:, :-1], features
 
     def encode(self, source: Tensor) -> State:
-        features: tuple[Tensor, ...] = ()
+        features: list[Tensor] = []
         if self.feature_embedding is not None:
-            source, mean = self._split(source)
-            features = (mean,)
+            source, *features = self._split(source)
         mask = source != PAD  # (B, S)
         lengths = mask.sum(1, keepdim=True)
         x = self.dropout(sum(features, start=self.source_embedding(source)))  # (B, S, d_embedding)

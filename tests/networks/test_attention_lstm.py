@@ -131,13 +131,13 @@ def test_embeddings_have_a_width_of_their_own(attention, batch):
 @pytest.mark.parametrize("attention", ["additive", "location_aware", "monotonic", "hard_monotonic"])
 @pytest.mark.parametrize("source", [[3, 4, 9, 10, EOS], [3, 4, 10, 9, EOS], [9, 3, 10, 4, EOS, PAD]])
 def test_encoded_features_are_part_of_each_embedding(attention, source):
-    """The logits are those of the source without features, with the mean of the features added to all embeddings."""
+    """The logits are those of the source without features, with the sum of the features added to all embeddings."""
     settings = {"d_model": 8, "attention": attention, "pointer_generator": attention != "hard_monotonic"}
     network = randomize(AttentionLSTM(VOCAB_SIZE, **settings, features_encoder="linear", feature_ids=[9, 10])).eval()
     plain = AttentionLSTM(VOCAB_SIZE, **settings).eval()
     plain.load_state_dict({name: network.state_dict()[name] for name in plain.state_dict()})
     for embedding in (plain.source_embedding, plain.target_embedding):
-        embedding.weight.data += network.feature_embedding.weight[[9, 10]].mean(0)
+        embedding.weight.data += network.feature_embedding.weight[[9, 10]].sum(0)
     target_in = torch.tensor([[BOS, 5, 3]])
     expected = plain(torch.tensor([[3, 4, EOS]]), target_in)
     torch.testing.assert_close(network(torch.tensor([source]), target_in), expected)
