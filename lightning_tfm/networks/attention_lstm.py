@@ -124,7 +124,8 @@ class AttentionLSTM(Seq2SeqNetwork):
 
     @classmethod
     def data_settings(cls, data: DataProperties) -> dict[str, Any]:
-        return super().data_settings(data) | {"feature_ids": [*getattr(data, "feature_ids", ())] or None}
+        ids = getattr(data, "feature_ids", ())
+        return super().data_settings(data) | ({"feature_ids": [*ids]} if ids else {})
 
     def _split(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Return the source (B, S) without its features, and the sum (B, 1, d_embedding) of their embeddings."""
