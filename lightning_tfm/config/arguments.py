@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from lightning_tfm.config.experiments import find_experiment
-from lightning_tfm.config.settings import read_yaml
+from lightning_tfm.config.settings import read_yaml, read_yaml_text
 from lightning_tfm.errors import SYNONYMS, UserError, nearest, shell_quote, synonyms
 
 GROUPS = (
@@ -57,13 +57,17 @@ def check_arguments(command: str, arguments: list[str]) -> None:
     parser.add_argument("-c", "--config", nargs="?", action="append", default=[])
     names += [name for name in parser.parse_known_args(arguments)[0].config if name is not None]
     paths = [*map(experiment_path, names)]
-    if any(path.exists() and not path.is_file() for path in paths):  # a pipe, which can be read only once
+    for path in paths:
+        if not path.exists():
+            read_yaml_text(path, "--config")
+    # A pipe can be read only once.
+    if not (paths and EXPERIMENTS.get(command) and all(map(Path.is_file, paths))):
         return
     given = {_group(argument) for argument in arguments if argument.startswith("-")}
     in_files = {_group(str(name)) for path in paths for name in read_yaml(path, "--config")}
     missing = [name for name in ("data", "model") if name not in given | in_files]
     are_known = in_files.issubset(GROUPS)  # otherwise, one may be misspelled, which the parser reports
-    if paths and missing and are_known and EXPERIMENTS.get(command) and "print_config" not in given:
+    if missing and are_known and "print_config" not in given:
         raise UserError(
             f"{' and '.join(missing)} must be set, but {names[0]!r} only sets others; to apply it to an experiment: "
             f"lightning-tfm {command} EXPERIMENT --config {shell_quote(names[0])}"

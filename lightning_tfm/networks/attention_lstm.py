@@ -24,7 +24,7 @@ from lightning_tfm.layers import (
 )
 from lightning_tfm.networks.network import DataProperties, Memory, Seq2SeqNetwork, State
 from lightning_tfm.system.private import has_forward_hooks
-from lightning_tfm.tokenization import PAD
+from lightning_tfm.tokenization import EOS, PAD
 
 Recurrent = tuple[Tensor, ...]
 """State of a recurrent cell: the hidden state (B, D), and the cell state (B, D) of an LSTM."""
@@ -126,6 +126,12 @@ class AttentionLSTM(Seq2SeqNetwork):
     def data_settings(cls, data: DataProperties) -> dict[str, Any]:
         ids = getattr(data, "feature_ids", ())
         return super().data_settings(data) | ({"feature_ids": [*ids]} if ids else {})
+
+    def random_ids(self, rows: int, length: int, generator: torch.Generator, ids_per_token: int = 1) -> Tensor:
+        ids = super().random_ids(rows, length, generator, ids_per_token)
+        if self.feature_embedding is not None:  # a source also has a token that is no feature, at least EOS
+            ids[:, 0] = ids[:, 0].masked_fill(self.is_feature[ids[:, 0]], EOS)
+        return ids
 
     def _split(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Return the source (B, S) without its features, and the sum (B, 1, d_embedding) of their embeddings."""
