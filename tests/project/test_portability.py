@@ -65,7 +65,7 @@ def texts_without_encoding(source):
         binary = re.search(r"'[rwa]\+?b'", " ".join(map(ast.unparse, node.args)))
         opens = name == "open" and owner not in ("os", "tarfile", "Image") and not binary
         reads = name in ("read_text", "write_text") and owner  # those without an owner are ours, in UTF-8
-        runs = "text" in keywords and name != "encode"  # of a subprocess, not of a chart
+        runs = "text" in keywords and name not in ("encode", "_replace")  # of a subprocess, not of a chart or a tuple
         if (opens or reads or runs) and "encoding" not in keywords:
             yield ast.unparse(node)
 
