@@ -123,7 +123,8 @@ class Seq2SeqPredictor(Predictor):
         Each is the unknown symbol of the source with the largest weight in the last attention layer, from which the
         network copies (Jean et al. 2015). The output of another network, or for a source without one, is unchanged.
         """
-        rows = [row for row, symbol in enumerate(self.tokenizer.split_target(output)) if symbol == UNKNOWN]
+        written = self.tokenizer.split_target(output)[: self.max_target_length]  # of which the attention is computed
+        rows = [row for row, symbol in enumerate(written) if symbol == UNKNOWN]
         if not rows or not self.network.copies:
             return output
         symbols, ids = self.tokenizer.split(source), self.tokenizer.encode(source)

@@ -354,8 +354,8 @@ def test_patching_all_states_of_the_source_gives_the_other_answer(explorer, netw
     patched = [Patched(name, position) for name in source_parts(network) for position in range(5)]
     if isinstance(network, AttentionLSTM):
         patched.append(Patched("start", 0))
-    answer = explorer.answer("abcd", changes=Changes(patched=patched), against="hgfa")
-    expected = explorer.answer("hgfa")
+    answer = explorer.answer("abcd", changes=Changes(patched=patched), against="gcea")
+    expected = explorer.answer("gcea")
     assert ids_of(answer) == ids_of(expected)
     torch.testing.assert_close(chances(answer), chances(expected))
     other = explorer.answer("abcd")
@@ -368,15 +368,15 @@ def test_changes_combine(explorer, network):
     drawn = [Drawn(layer, 1, 0, 0) for layer in drawable(explorer)][-1:]
     patched = [Patched(name, 1) for name in source_parts(network)]
     changes = Changes(off, drawn, patched)
-    answer = explorer.answer("abcd", changes=changes, against="hgfa")
+    answer = explorer.answer("abcd", changes=changes, against="gcea")
     assert is_greedy(answer)
-    assert ask(explorer, "answer", {"text": "abcd", "changes": json_of(changes), "against": "hgfa"}) == answer
+    assert ask(explorer, "answer", {"text": "abcd", "changes": json_of(changes), "against": "gcea"}) == answer
     if not getattr(network, "pointer", None):
         everything = Changes(off, drawn, [Patched(name, i) for name in source_parts(network) for i in range(5)])
         if isinstance(network, AttentionLSTM):
             everything = Changes(off, drawn, [*everything.patched, Patched("start", 0)])
-        actual = explorer.answer("abcd", changes=everything, against="hgfa")
-        expected = explorer.answer("hgfa", changes=Changes(off, drawn))
+        actual = explorer.answer("abcd", changes=everything, against="gcea")
+        expected = explorer.answer("gcea", changes=Changes(off, drawn))
         torch.testing.assert_close(chances(actual), chances(expected))
     assert explorer.answer("abcd") == explorer.answer("abcd"), "nothing stays changed"
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
@@ -457,9 +457,9 @@ def test_a_beam_is_that_of_the_search(explorer, network):
 def test_a_beam_of_one_is_greedy_also_with_changes(explorer, network):
     off = [str(part) for part in parts_of(network)][:1]
     changes = Changes(off, patched=[Patched(name, 0) for name in source_parts(network)])
-    answer, tree = (method("abcd", changes=changes, against="hgfa") for method in (explorer.answer, explorer.beam))
+    answer, tree = (method("abcd", changes=changes, against="gcea") for method in (explorer.answer, explorer.beam))
     assert tree["outputs"][0]["log_probability"] != 0
-    (output, *_) = explorer.beam("abcd", beam_size=1, changes=changes, against="hgfa")["outputs"]
+    (output, *_) = explorer.beam("abcd", beam_size=1, changes=changes, against="gcea")["outputs"]
     if EOS not in ids_of(answer):  # otherwise, the search goes on to a second sequence
         assert output["log_probability"] == pytest.approx(answer["log_probability"], abs=1e-4)
 
@@ -514,16 +514,16 @@ def test_attributions_of_other_tasks(text_explorer):
 
 def test_patching_keeps_the_target_of_the_other_text(explorer, monkeypatch):
     monkeypatch.setattr("lightning_tfm.insight.attribution.LEAST_DIFFERENCE", 0)
-    result = explorer.patch("abcd", "hgfa")
-    forced, other = map(explorer.predictor.teacher_forced, ("abcd", "hgfa"))
+    result = explorer.patch("abcd", "gcea")
+    forced, other = map(explorer.predictor.teacher_forced, ("abcd", "gcea"))
     expected = patching(explorer.network, (forced.inputs[0], other.inputs[1]), as_sample(other))
     for layer in result["layers"]:
         torch.testing.assert_close(torch.tensor(layer["effects"]), expected[layer["layer"]])
         assert len(layer["effects"]) == len(layer["symbols"])
     assert {layer["layer"] for layer in result["layers"]} == expected.keys() - {"start"}
-    assert result["outputs"] == [explorer.answer(text)["output"] for text in ("abcd", "hgfa")]
+    assert result["outputs"] == [explorer.answer(text)["output"] for text in ("abcd", "gcea")]
     one = isinstance(explorer.network, CausalNetwork)
-    target = ["BOS", *[step["symbol"] for step in explorer.answer("hgfa")["steps"]][:-1]]
+    target = ["BOS", *[step["symbol"] for step in explorer.answer("gcea")["steps"]][:-1]]
     for layer in result["layers"]:
         symbols = target if layer["side"] == "decoder" else [*"abcd", "EOS", *(target if one else [])]
         assert layer["symbols"] == symbols

@@ -56,6 +56,12 @@ def test_each_unknown_symbol_is_the_unknown_one_with_the_largest_weight(name):
     assert len(copied & {*"xyz"}) == 3
 
 
+def test_outputs_beyond_the_maximum_length_are_not_copied_to():
+    """The name of a feature in an output is read as characters, so the output may be longer than it was decoded."""
+    predictor = Seq2SeqPredictor(randomize(NETWORKS["AttentionLSTM"](), 0.6).eval(), TOKENIZER, 12)
+    assert predictor.copy_unknown("axb\tV", f"{UNKNOWN}{4 * '[V]'}{UNKNOWN}") == f"x{4 * '[V]'}{UNKNOWN}"
+
+
 def test_only_pointer_generators_copy_and_only_unknown_symbols():
     sources, output = ("axb", "ab\tX", "ab"), f"a{UNKNOWN}"
     for network in (GPT(TOKENIZER.vocab_size, **SIZES), AttentionLSTM(TOKENIZER.vocab_size)):
