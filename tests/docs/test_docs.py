@@ -200,7 +200,8 @@ def run_line(line, folder):
         done = subprocess.run(line, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, (line, done.stderr)
         return
-    words = [found for word in words for found in (sorted(folder.glob(word)) if word.endswith("*.ckpt") else [word])]
+    patterns = ("*.ckpt", "/version_*")
+    words = [found for word in words for found in (sorted(folder.glob(word)) if word.endswith(patterns) else [word])]
     run(*words[1:], cwd=folder, forks=True).finish()
 
 
