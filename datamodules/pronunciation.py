@@ -82,7 +82,9 @@ FILES = {
 
 LANGUAGES = {
     level: tuple(
-        name.split("/")[2].removesuffix("_train.tsv") for name in FILES if name.endswith("_train.tsv") and level in name
+        file.removesuffix("_train.tsv")
+        for _, folder, file in (name.split("/") for name in FILES)
+        if folder == level and file.endswith("_train.tsv")
     )
     for level in ("low", "medium")
 }

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from lightning_tfm.checkpoint import join_checkpoints, write
-from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.commands.parser import CommandParser, checkpoints_to_join
 from lightning_tfm.errors import UserError
-from lightning_tfm.runs.names import HELP, named_checkpoint
 
 
 def make_parser() -> CommandParser:
@@ -17,8 +14,7 @@ def make_parser() -> CommandParser:
         description="Join the networks of several sequence-to-sequence models in one checkpoint, whose probabilities "
         "are the mean of theirs. Other commands read it as any other.",
     )
-    parser.add_argument("checkpoints", metavar="RUN", nargs="+", help=HELP)
-    parser.add_argument("--output", type=Path, metavar="FILE", required=True, help="where to write the ensemble")
+    parser.add_checkpoints("ensemble")
     return parser
 
 
@@ -29,9 +25,7 @@ def ensemble(arguments: list[str]) -> int:
         The checkpoint has no training state, so no run can be resumed from it.
     """
     options = make_parser().parse_args(arguments)
-    if options.output.exists():
-        raise UserError(f"--output must be a new file, but {str(options.output)!r} exists; choose another")
-    paths = [*map(named_checkpoint, options.checkpoints)]
+    paths = checkpoints_to_join(options)
     if len(paths) < 2:
         raise UserError(
             f"RUN must be given at least twice, but only {options.checkpoints[0]!r} is named; name all runs of an "

@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 from lightning_tfm.config.trust import TRUST_HELP, package_names
 from lightning_tfm.errors import UserError, nearest
 from lightning_tfm.plots.style import COLUMNS
+from lightning_tfm.runs.names import HELP as RUN_HELP
+from lightning_tfm.runs.names import named_checkpoint
 from lightning_tfm.system.private import actions
 
 FIGURES = (".pdf", ".png", ".svg")
@@ -32,6 +34,17 @@ def check_new_file(option: str, path: Path, overwrite: bool) -> None:
             f"{option} must lie in a folder that exists, but {str(path.parent)!r} does not; create it first"
         )
     check_writable(option, path.parent)
+
+
+def checkpoints_to_join(options: Namespace) -> list[Path]:
+    """Return the checkpoints that the arguments of `CommandParser.add_checkpoints` name.
+
+    Raises:
+        UserError: if `--output` exists, or a run has no checkpoint.
+    """
+    if options.output.exists():
+        raise UserError(f"--output must be a new file, but {str(options.output)!r} exists; choose another")
+    return [*map(named_checkpoint, options.checkpoints)]
 
 
 def check_writable(option: str, folder: Path) -> None:
@@ -83,6 +96,11 @@ class CommandParser(ArgumentParser):
     def add_trust_package(self) -> None:
         """Add the option `--trust-package` to a command that loads networks of other packages."""
         self.add_argument("--trust-package", type=package_names, default=[], metavar="NAME[,NAME]", help=TRUST_HELP)
+
+    def add_checkpoints(self, result: str) -> None:
+        """Add the arguments of a command that joins checkpoints in a new one: RUN and `--output`."""
+        self.add_argument("checkpoints", metavar="RUN", nargs="+", help=RUN_HELP)
+        self.add_argument("--output", type=Path, metavar="FILE", required=True, help=f"where to write the {result}")
 
     def add_lines(self, help: str) -> None:
         """Add the arguments of a command that processes lines: TEXT, `--input`, `--output` and `--int8`."""

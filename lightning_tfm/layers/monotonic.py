@@ -265,7 +265,7 @@ class HardMonotonicAttention(AdditiveScores):
         log_weights = []
         for score, normalizer, token in zip(*(x.unbind(1) for x in (scores, normalizers, tokens)), strict=True):
             posterior = (previous + token).log_softmax(1)
-            previous = (score + (posterior - normalizer).logcumsumexp(1)).log_softmax(1)  # of rounding errors
+            previous = (score + (posterior - normalizer).logcumsumexp(1)).log_softmax(1)  # corrects rounding errors
             log_weights.append(previous)
         return torch.stack(log_weights, dim=1)
 

@@ -207,10 +207,10 @@ class AttentionLSTM(Seq2SeqNetwork):
 
     def _decode(self, target_in: Tensor, state: State) -> tuple[Tensor, State]:
         """Return the logits (B, T, V) after each token of target_in (B, T), and the state after the last one."""
-        if isinstance(self.attention, HardMonotonicAttention):
-            return self._decode_marginal(target_in, state)
         recurrent, weights, (keys, memory, source, *features) = state
         embedded = self.dropout(sum(features, start=self.target_embedding(target_in)))  # (B, T, d_embedding)
+        if isinstance(self.attention, HardMonotonicAttention):
+            return self._decode_marginal(target_in, embedded, state)
         mask = source != PAD
         if isinstance(self.attention, MonotonicAttention):
             contexts, maps = self.attention(embedded, keys, memory, mask, weights)
@@ -249,14 +249,13 @@ class AttentionLSTM(Seq2SeqNetwork):
         hiddens, last = self.decoder(inputs, initial if len(initial) == 2 else initial[0])
         return hiddens, tuple(part[0] for part in (last if len(initial) == 2 else (last,)))
 
-    def _decode_marginal(self, target_in: Tensor, state: State) -> tuple[Tensor, State]:
+    def _decode_marginal(self, target_in: Tensor, embedded: Tensor, state: State) -> tuple[Tensor, State]:
         """Return the log probabilities (B, T, V) after each token of target_in (B, T), summed over all alignments.
 
         The second result is the state after the last token.
         """
         assert isinstance(self.attention, HardMonotonicAttention)
-        recurrent, (previous, emission), (keys, memory, source, *features) = state
-        embedded = self.dropout(sum(features, start=self.target_embedding(target_in)))  # (B, T, d_embedding)
+        recurrent, (previous, emission), (keys, memory, source, *_) = state
         hiddens, recurrent = self._run(embedded, recurrent)
         features = torch.tanh(self.readout(hiddens).unsqueeze(2) + memory.unsqueeze(1))  # (B, T, S, D)
         emissions = at_least_float32(self.head(self.dropout(features))).log_softmax(-1)  # (B, T, S, V)

@@ -197,9 +197,11 @@ def _lengths(runs: Sequence[RunPage]) -> Json | None:
 def _source_lengths(runs: Sequence[RunPage]) -> Json | None:
     """Return the exact match by length of the source in tokens, in bins, over all splits."""
     lengths = sorted(length for run in runs for length, _ in run.lengths)
-    bounds = sorted({lengths[len(lengths) * number // BINS - 1] for number in range(1, BINS + 1) if lengths})
+    if not lengths:
+        return None
+    bounds = sorted({lengths[len(lengths) * number // BINS - 1] for number in range(1, BINS + 1)})
     names: dict[int, str] = {}  # by the largest length of a bin
-    for first, last in zip([lengths[0], *(bound + 1 for bound in bounds)] if lengths else [], bounds, strict=False):
+    for first, last in zip([lengths[0], *(bound + 1 for bound in bounds)], bounds, strict=False):
         names[last] = str(last) if first == last else f"{first}\N{EN DASH}{last}"
     if len(names) < 2:
         return None
