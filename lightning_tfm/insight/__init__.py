@@ -1,5 +1,10 @@
 """Inspection of trained networks: interventions, scores of heads, ablations and attributions."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
 from lightning_tfm.insight.ablation import Ablation, Ablator, Effect, heads_of, parts_of
 from lightning_tfm.insight.attribution import (
     direct_logit_attribution,
@@ -37,3 +42,10 @@ __all__ = [
     "parts_of",
     "patching",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `lightning_tfm.explore.explore` on first use, since the explorer is in a layer above this one."""
+    if name == "explore":
+        return import_module("lightning_tfm.explore").explore
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

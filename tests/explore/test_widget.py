@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from lightning_tfm import insight
 from lightning_tfm.errors import UserError
 from lightning_tfm.explore import Changes, Drawn, Explorer, explore, messages
 from lightning_tfm.inference.loading import load
@@ -32,7 +33,7 @@ def answers(widget, *messages):
 
 
 def test_messages_are_answered(predictor):
-    widget = explore(predictor, Explorer(predictor, "other"))
+    widget = insight.explore(predictor, Explorer(predictor, "other"))
     question = {"question": "answer", "model": 1, "arguments": {"text": "abc"}}
     described, answer, mistake = answers(
         widget, {"id": 1, "question": "describe"}, {"id": 2} | question, {"id": 3} | question | {"model": 2}
