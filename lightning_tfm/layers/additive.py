@@ -23,11 +23,15 @@ class AdditiveScores(Attention):
         self.k_proj = Linear(d_memory, d_attention)
         self.energy = Linear(d_attention, 1, bias=False)
 
-    def _scores(self, hidden: Tensor) -> Tensor:
-        """Return the scores (B, S), up to a constant, of the hidden layer (B, S, A) before its activation."""
+    def _activate(self, inputs: Tensor) -> Tensor:
+        """Return the hidden layer (..., A), from (0, 1), of its inputs (..., A)."""
         # tanh z = 2 sigmoid(2z) - 1; the constant cancels in the softmax. On a CPU, sigmoid is five times as fast.
         # `lstm_with_attention` computes the same scores.
-        return (2 * self.energy(torch.sigmoid(2 * hidden))).squeeze(-1)
+        return torch.sigmoid(2 * inputs)
+
+    def _scores(self, hidden: Tensor) -> Tensor:
+        """Return the scores (..., S), up to a constant, of the hidden layer (..., S, A)."""
+        return (2 * self.energy(hidden)).squeeze(-1)
 
 
 class AdditiveAttention(AdditiveScores):
@@ -39,12 +43,12 @@ class AdditiveAttention(AdditiveScores):
         d_attention: width A of the hidden layer.
     """
 
-    def _hidden(self, query: Tensor, keys: Tensor, previous: Tensor) -> Tensor:
-        """Return the hidden layer (B, S, A) before its activation."""
+    def _inputs(self, query: Tensor, keys: Tensor, previous: Tensor) -> Tensor:
+        """Return the inputs (B, S, A) of the hidden layer."""
         return self.q_proj(query).unsqueeze(1) + keys
 
     def _weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
-        scores = self._scores(self._hidden(query, keys, previous))
+        scores = self._scores(self._activate(self._inputs(query, keys, previous)))
         return scores.masked_fill(~mask, -math.inf).softmax(-1)  # (B, S)
 
     def _attend(self, weights: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,6 +96,6 @@ class LocationAwareAttention(AdditiveAttention):
         self.filters = nn.Conv1d(1, self.FILTERS, self.KERNEL, padding=self.KERNEL // 2, bias=False)
         self.location_proj = Linear(self.FILTERS, d_attention, bias=False)
 
-    def _hidden(self, query: Tensor, keys: Tensor, previous: Tensor) -> Tensor:
+    def _inputs(self, query: Tensor, keys: Tensor, previous: Tensor) -> Tensor:
         location = self.location_proj(self.filters(previous.unsqueeze(1)).transpose(1, 2))  # (B, S, A)
-        return super()._hidden(query, keys, previous) + location
+        return super()._inputs(query, keys, previous) + location

@@ -5,6 +5,7 @@ Shapes: batch B, queries T, keys S, width D, heads H. Masks are boolean and True
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -232,12 +233,19 @@ class HardMonotonicAttention(AdditiveScores):
     """Hard monotonic attention, whose alignments are marginalized exactly (Wu & Cotterell 2019).
 
     Each query attends to one key, the key of the previous query or a later one. The probability of a key is the softmax
-    of additive scores over these keys. This is the paper's model of order 0 with monotonic alignments: the scores do
-    not depend on the attended key. The arguments are those of `AdditiveAttention`.
+    over these keys of the sum of an additive score and a score of its distance from the attended key. This is the
+    paper's model of order 1: the scores of the distances depend on the query and the attended key. Distances of
+    `MAX_DISTANCE` and more have the same score. The arguments are those of `AdditiveAttention`.
     """
+
+    MAX_DISTANCE = 4
 
     NEVER = -1e4
     """Log probability of the impossible, whose exponential is 0, but whose sums and gradients are finite."""
+
+    def __init__(self, d_query: int, d_memory: int, d_attention: int) -> None:
+        super().__init__(d_query, d_memory, d_attention)
+        self.distance = Linear(d_attention, self.MAX_DISTANCE + 1)
 
     def start(self, mask: Tensor) -> Tensor:
         """Return the log probabilities (B, S) before the first query, which may attend to all keys of mask (B, S)."""
@@ -258,14 +266,21 @@ class HardMonotonicAttention(AdditiveScores):
         """
         return self._log_weights(query, keys, mask, previous, tokens)
 
+    def _transitions(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+        """Return the log probability (B, T, S, S) of moving from each key to each key before a query."""
+        hidden = self._activate(self.q_proj(query).unsqueeze(2) + keys.unsqueeze(1))  # (B, T, S, A)
+        scores = at_least_float32(self._scores(hidden)).masked_fill(~mask.unsqueeze(1), self.NEVER)  # (B, T, S)
+        places = torch.arange(mask.size(1), device=mask.device)
+        distances = places - places.unsqueeze(1)  # (S, S), from a key to a key
+        index = distances.clamp(0, self.MAX_DISTANCE).expand(*scores.shape, -1)
+        scores = scores.unsqueeze(2) + at_least_float32(self.distance(hidden)).gather(3, index)
+        return scores.masked_fill(distances < 0, -math.inf).log_softmax(3)
+
     def _log_weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor, tokens: Tensor) -> Tensor:
-        scores = self._scores(self.q_proj(query).unsqueeze(2) + keys.unsqueeze(1))  # (B, T, S)
-        scores = at_least_float32(scores).masked_fill(~mask.unsqueeze(1), self.NEVER)
-        normalizers = scores.flip(2).logcumsumexp(2).flip(2)  # over the keys that may follow each key
         log_weights = []
-        for score, normalizer, token in zip(*(x.unbind(1) for x in (scores, normalizers, tokens)), strict=True):
+        for transition, token in zip(self._transitions(query, keys, mask).unbind(1), tokens.unbind(1), strict=True):
             posterior = (previous + token).log_softmax(1)
-            previous = (score + (posterior - normalizer).logcumsumexp(1)).log_softmax(1)  # corrects rounding errors
+            previous = (posterior.unsqueeze(2) + transition).logsumexp(1)
             log_weights.append(previous)
         return torch.stack(log_weights, dim=1)
 

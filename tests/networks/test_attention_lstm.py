@@ -44,7 +44,12 @@ def test_hard_monotonic_attention_sums_over_all_alignments():
     """The probability of a target is the sum over all alignments that never move left, enumerated one by one."""
     network = randomize(AttentionLSTM(VOCAB_SIZE, 8, attention="hard_monotonic"), 0.5).double().eval()
     attention = network.attention
-    for source, target in (([3, 4, 5, EOS], [6, 7, EOS]), ([8, EOS], [3, 3, 3, 4, EOS]), ([EOS], [5, EOS])):
+    for source, target in (
+        ([3, 4, 5, EOS], [6, 7, EOS]),
+        ([8, EOS], [3, 3, 3, 4, EOS]),
+        ([EOS], [5, EOS]),
+        ([3, 4, 5, 6, 7, 8, 9, EOS], [4, 9, EOS]),
+    ):
         target_in = torch.tensor([[BOS, *target[:-1]]])
         recurrent, _, (keys, memory, _) = network.encode(torch.tensor([source]))
         S, moves, emissions = len(source), [], []
@@ -52,8 +57,15 @@ def test_hard_monotonic_attention_sums_over_all_alignments():
             embedded = network.target_embedding(token[None, None])
             _, states = network.decoder(embedded, tuple(state[None] for state in recurrent))
             recurrent = tuple(state[0] for state in states)
-            energies = attention.energy(torch.tanh(attention.q_proj(recurrent[0]) + keys[0])).squeeze(1)
-            moves.append([energies[s:].softmax(0) for s in range(S)])  # from s to s, s + 1, ...
+            hidden = attention.q_proj(recurrent[0]) + keys[0]
+            energies = attention.energy(torch.tanh(hidden)).squeeze(1)
+            distances = attention.distance(torch.sigmoid(2 * hidden))  # from each place
+            moves.append(
+                [  # from s to s, s + 1, ...
+                    torch.stack([energies[s + d] + distances[s, min(d, 4)] for d in range(S - s)]).softmax(0)
+                    for s in range(S)
+                ]
+            )
             features = torch.tanh(network.readout(recurrent[0]) + memory[0])
             emissions.append(network.head(features).softmax(-1)[:, output])
         expected = 0
