@@ -5,7 +5,7 @@ import yaml
 
 from lightning_tfm.config.experiments import list_experiments
 from lightning_tfm.tasks import TaskModule
-from support.corpora import TEXT, reviews, sentences, write_lines, write_pronunciations
+from support.corpora import TEXT, reviews, sentences, write_inflections, write_lines, write_pronunciations
 from support.experiments import COPY
 from support.processes import EXPERIMENTS
 
@@ -40,6 +40,10 @@ def settings_with_small_files(data, folder):
     return [f"--data.init_args.{name}={value}" for name, value in settings.items()]
 
 
+MIRRORS = {"Inflection": write_inflections, "Pronunciation": write_pronunciations}
+"""Functions that write a mirror of the files of a data module."""
+
+
 LARGE = {"multi30k_transformer_gpu", "shakespeare_gpt2"}
 """Experiments with networks of more than forty million parameters."""
 
@@ -61,11 +65,12 @@ def test_experiment_runs(path, monkeypatch, tmp_path, command):
         sizes = ["--data.init_args.train_size=600", "--data.init_args.val_size=20", "--data.init_args.test_size=30"]
     else:
         config = yaml.safe_load(path.read_text())
-        if config["data"]["class_path"] == "Pronunciation":
-            write_pronunciations(tmp_path, monkeypatch)
+        data = config["data"]["class_path"]
+        if data in MIRRORS:
+            MIRRORS[data](tmp_path, monkeypatch)
             sizes = []
         else:
-            sizes = settings_with_small_files(config["data"]["class_path"], tmp_path)
+            sizes = settings_with_small_files(data, tmp_path)
         if "pretrained" in config["model"]["init_args"]:  # half a gigabyte of weights
             sizes += ["--model.init_args.pretrained=null", "--data.init_args.max_length=64"]
     if path.stem in LARGE:

@@ -6,7 +6,7 @@ import io
 import random
 import tarfile
 
-from datamodules import Sentiment, pronunciation
+from datamodules import Sentiment, inflection, pronunciation
 from lightning_tfm.data import TableReader
 from lightning_tfm.data.download import MIRROR, Download
 
@@ -41,15 +41,33 @@ def pronounced(number, seed=0):
     return [(word, " ".join(phonemes.get(letter, letter) for letter in word)) for word in draw.sample(words, number)]
 
 
-def write_pronunciations(folder, monkeypatch):
-    """Write a mirror of `Pronunciation` with a few made-up words for each language, and use it."""
+def inflected(number, seed=0):
+    """Return distinct lemmas of a made-up language, inflected forms and features."""
+    draw = random.Random(seed)
+    endings = {"N;SG": "", "N;PL": "i", "V;PRS": "a", "V;PST": "ta"}
+    rows = [(lemma, draw.choice([*endings])) for lemma, _ in pronounced(number, seed)]
+    return [(lemma, lemma + endings[features], features) for lemma, features in rows]
+
+
+def write_mirror(folder, monkeypatch, files, rows):
+    """Write a mirror of tables, of a few rows of a made-up language each, and use it."""
     monkeypatch.setenv(MIRROR, str(folder))
-    for seed, (name, file) in enumerate(pronunciation.FILES.items()):
+    for seed, (name, file) in enumerate(files.items()):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_table(path, pronounced(12 if name.endswith("train.tsv") else 3, seed))
+        write_table(path, rows(12 if "train" in name else 3, seed))
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-        monkeypatch.setitem(pronunciation.FILES, name, Download(file.address, sha256))
+        monkeypatch.setitem(files, name, Download(file.address, sha256))
+
+
+def write_pronunciations(folder, monkeypatch):
+    """Write a mirror of `Pronunciation`, and use it."""
+    write_mirror(folder, monkeypatch, pronunciation.FILES, pronounced)
+
+
+def write_inflections(folder, monkeypatch):
+    """Write a mirror of `Inflection`, and use it."""
+    write_mirror(folder, monkeypatch, inflection.FILES, inflected)
 
 
 def reviews(number=120, seed=0):
