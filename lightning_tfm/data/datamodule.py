@@ -95,17 +95,17 @@ class TaskDataModule(LightningDataModule, ABC):
         """Return the number of tokens of the shortest training source; None if sources have no length of their own."""
         return None
 
-    def _report_overlaps(self) -> None:
+    def _report_overlaps(self, splits: Sequence[str]) -> None:
         normalize = self.tokenizer.normalize
-        others = {split: [*map(normalize, self.sources(split))] for split in self.datasets if split != "train"}
+        others = {split: [*map(normalize, self.sources(split))] for split in splits if split != "train"}
         # The training sources, which may be many, are read once and not kept.
         repeated = set(chain.from_iterable(others.values())).intersection(map(normalize, self.sources("train")))
         for split, sources in others.items():
             if number := sum(source in repeated for source in sources):
                 rank_zero_print(f"{number:,} of {len(sources):,} {self.source_noun} of {split} also occur in train")
 
-    def _report_unknown(self) -> None:
-        """Print how many symbols of the validation and test data are not in the vocabulary, if the data count them."""
+    def _report_unknown(self, splits: Sequence[str]) -> None:
+        """Print how many symbols of validation and test splits are not in the vocabulary, if the data count them."""
 
     def check_micro_batches(self, num_micro_batches: int) -> None:
         """Raise UserError if a training batch has fewer rows than there are micro-batches, or processes without any."""
@@ -115,7 +115,7 @@ class TaskDataModule(LightningDataModule, ABC):
                 f"{self.batch_size}"
             )
 
-    def _check_sizes(self) -> None:
+    def _check_splits(self) -> None:
         """Raise UserError if a split has fewer examples than there are micro-batches."""
         for split, examples in self.datasets.items():
             if len(examples) < self.division.num_micro_batches:
@@ -126,19 +126,19 @@ class TaskDataModule(LightningDataModule, ABC):
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """Return the fingerprint of each split."""
+        """Return the fingerprint of each split that is encoded."""
         return {split: examples.fingerprint for split, examples in self.datasets.items()}
 
     def skip_test(self) -> None:
         """Test on the validation split, without reading the test data; must be called before `setup`."""
         self.test_sets, self.skips_test = ("val",), True
 
-    def _encode(self, *splits: str) -> bool:
-        """Encode the splits that are not encoded yet; return whether there were any."""
+    def _encode(self, *splits: str) -> list[str]:
+        """Encode the splits that are not encoded yet, and return their names."""
         missing = [split for split in dict.fromkeys(splits) if split not in self.datasets]
         with gc_disabled():
             self.datasets = {**self.datasets, **{split: self.examples(split) for split in missing}}
-        return bool(missing)
+        return missing
 
     def count_batches(self) -> int:
         """Return the number of batches of a pass over the training data, over all processes; encodes these data."""
@@ -146,11 +146,17 @@ class TaskDataModule(LightningDataModule, ABC):
         return len(self.training_batches(BatchDivision()).batches(0))
 
     def setup(self, stage: str) -> None:
+        """Encode the training data, with which others are compared, and the splits that a stage evaluates.
+
+        Args:
+            stage: "validate" or "test", or "fit", which encodes all splits, since a test follows the training.
+        """
         _check_open_files(self.num_workers)
-        if self._encode("train", "val", *self.test_sets):
-            self._check_sizes()
-            self._report_overlaps()
-            self._report_unknown()
+        evaluated = {"validate": ("val",), "test": self.test_sets}.get(stage, ("val", *self.test_sets))
+        if encoded := self._encode("train", *evaluated):
+            self._check_splits()
+            self._report_overlaps(encoded)
+            self._report_unknown(encoded)
             if self.test_sets == ("val",) and not self.skips_test:
                 rank_zero_print(
                     "the data have no test split: the model is tested on the validation split, which selects the "

@@ -223,8 +223,9 @@ class PairDataModule(TaskDataModule, ABC):
     def sources(self, split: str) -> Sequence[str]:
         return self.datasets[split].pairs.sources
 
-    def _report_unknown(self) -> None:
-        for split, examples in self.datasets.items():
+    def _report_unknown(self, splits: Sequence[str]) -> None:
+        for split in splits:
+            examples = self.datasets[split]
             for side in ("source", "target") if split != "train" else ():
                 symbols = examples.unknown_symbols(side, self.tokenizer)
                 if number := sum(map(len, symbols)):
@@ -316,10 +317,9 @@ class GeneratedDataModule(PairDataModule):
         """Return the name of the setting of the number of pairs of a split."""
         return f"{split}_size"
 
-    def setup(self, stage: str) -> None:
-        if "val" in self.datasets:
-            return
-        super().setup(stage)
+    def _check_splits(self) -> None:
+        """Raise UserError also if a source is in two of training, validation and test."""
+        super()._check_splits()
         seen: dict[str, str] = {}
         for split, examples in self.datasets.items():
             for source in set(examples.pairs.sources):

@@ -555,7 +555,7 @@ def data_of_checkpoint(checkpoint: str, settings: Sequence[str]) -> TaskDataModu
     """
     data = cast(TaskDataModule, run(["test", checkpoint, *settings], SettingsCLI).datamodule)
     data.prepare_data()
-    data.setup("test")
+    data.setup("fit")
     return data
 
 

@@ -11,8 +11,9 @@ import tracemalloc
 from collections import Counter
 
 import pytest
+import torch
 
-from datamodules import Copy, Date, DateWorld, Text, ToyTranslation
+from datamodules import Copy, Date, DateWorld, Text, ToyTranslation, Tsv
 from lightning_tfm.data import stable_hash
 from lightning_tfm.data.pairs import LEAST_BYTES
 from lightning_tfm.errors import UserError
@@ -50,6 +51,34 @@ def test_vocabulary_and_lengths_are_known_before_setup(make_data):
     for dataset in data.datasets.values():
         assert dataset.source_lengths.max() <= data.max_source_length
         assert dataset.target_lengths.max() - 1 <= data.max_target_length
+
+
+@pytest.mark.parametrize("stage", ["validate", "test"])
+def test_a_stage_encodes_the_training_data_and_what_it_evaluates(stage, make_data):
+    """The examples and the batches are those after the setup for training."""
+    whole, data = set_up(make_data()), make_data()
+    data.setup(stage)
+    evaluated = ("val",) if stage == "validate" else data.test_sets
+    assert data.fingerprint == {split: whole.fingerprint[split] for split in ("train", *evaluated)}
+    for other in (whole, data):
+        other.loaders = [other.val_dataloader()] if stage == "validate" else other.test_dataloader()
+    for expected, loader in zip(whole.loaders, data.loaders, strict=True):
+        for batch, same in zip(expected, loader, strict=True):
+            assert all(map(torch.equal, batch, same))
+    data.setup("fit")
+    assert data.fingerprint == whole.fingerprint
+
+
+def test_each_stage_reports_its_own_splits_only(tmp_path, capsys):
+    train, val, test = (write_lines(tmp_path / f"{n}.tsv", ["a\tb", f"{n}\tb"]) for n in range(3))
+    data = Tsv(train, val, test, batch_size=1)
+    for stage, splits in (("validate", ["val"]), ("test", ["test"]), ("fit", [])):
+        data.setup(stage)
+        lines = capsys.readouterr().err.splitlines()
+        assert [line for line in lines if "also occur" in line] == [
+            f"lightning-tfm: 1 of 2 sources of {split} also occur in train" for split in splits
+        ]
+        assert sum("not in the vocabulary" in line for line in lines) == len(splits)
 
 
 def test_splits_have_their_sizes_and_are_disjoint(make_data):

@@ -53,6 +53,21 @@ def test_a_single_language_has_no_feature():
     assert all("\t" not in pair.source for pair in data.datasets["train"].pairs)
 
 
+def test_a_validation_reads_no_test_files(mirror):
+    """A training does, at its start, unless it ends without a test."""
+    for path in mirror.rglob("*_test.tsv"):
+        path.unlink()
+    data = Pronunciation("low", ["ice", "gre"])
+    data.setup("validate")
+    assert data.datasets.keys() == {"train", "val"}
+    for stage in ("test", "fit"):
+        with pytest.raises(UserError, match=r"must name a folder that holds 'sigmorphon2021/low/ice_test\.tsv'"):
+            Pronunciation("low", ["ice", "gre"]).setup(stage)
+    untested = Pronunciation("low", ["ice", "gre"])
+    untested.skip_test()
+    assert set_up(untested).fingerprint == data.fingerprint
+
+
 @pytest.mark.parametrize(
     ("languages", "message"),
     [
