@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -29,7 +29,8 @@ class Tsv(PairDataModule):
         test: test table, as for train; by default, the model is tested on the validation split, whose metrics are named
             "val".
         source: column of the sources, by number from 1, or by name in the first line; by default, the one whose name
-            in the first line says so, such as lemma, or else the first one.
+            in the first line says so, such as lemma, or else the first one. Several columns, such as a word and its
+            left context, are joined to one source by tabs, which are symbols; so is the input of a trained model.
         target: column of the targets, as for source; by default, the one whose name says so, such as form, or else the
             next one.
         features: column of features of the source, such as an inflection; they become symbols in brackets.
@@ -45,7 +46,7 @@ class Tsv(PairDataModule):
         encoding: encoding of the files, by Python's name.
         vocab_size: maximum size of the vocabulary, which keeps the most frequent symbols of the training split.
         max_target_length: maximum length of a target and of an output in tokens, including EOS; by default, that of the
-            longest target of all tables, so that an output that repeats itself ends.
+            longest target of training and validation, so that an output that repeats itself ends.
         header: whether the first line of a table names its columns; by default, if a column is set by name, or inferred
             from known names, such as source and target, or from names unlike the fields below; a message says so.
         settings: further arguments of PairDataModule.
@@ -56,7 +57,7 @@ class Tsv(PairDataModule):
         train: str,
         val: str,
         test: str | None = None,
-        source: int | str | None = None,
+        source: Sequence[int | str] | int | str | None = None,
         target: int | str | None = None,
         features: int | str | None = None,
         category: int | str | None = None,
@@ -74,27 +75,31 @@ class Tsv(PairDataModule):
             raise UserError("features must be a column if partition is true, but is null; set it, such as 3")
         if partition and category is not None:
             raise UserError(f"category must be null if partition is true, but is {category!r}; leave one of them out")
+        sources = [source] if source is None or isinstance(source, int | str) else [*source]
+        if not sources:
+            raise UserError("source must be at least one column, but is empty; set it to a column, such as 1")
         names = {"train": train, "val": val} | ({} if test is None else {"test": test})
+        columns = {f"source {n}" if n > 1 else "source": column for n, column in enumerate(sources, start=1)}
         optional = {"features": features, "category": category}
-        columns = {"source": source, "target": target} | {name: c for name, c in optional.items() if c is not None}
+        columns |= {"target": target} | {name: c for name, c in optional.items() if c is not None}
         table = TableReader(columns, encoding, header)
         tables = {split: table.read(resolve_path(name, {}, split)) for split, name in names.items()}
         separators = source_separator, target_separator, None if features is None else feature_separator
-        splitter = SymbolTokenizer((), *separators)
+        splitter = SymbolTokenizer((), *separators, len(sources))
         self.splits = {
             split: Pairs(_sides(splitter, dict(zip(columns, texts, strict=True))) for texts in parts)
             for split, parts in tables.items()
         }
         pairs = self.splits["train"]
         if partition:
-            seen = [{source.split("\t", 1)[side] for source in pairs.sources} for side in (0, 1)]
+            seen = [{source.rsplit("\t", 1)[side] for source in pairs.sources} for side in (0, 1)]
             self.splits |= {split: _partitioned(self.splits[split], *seen) for split in names if split != "train"}
         if features is not None:
             _report_other_separator(pairs.sources, feature_separator)
         counts = splitter.count(pairs.sources, are_targets=False) + splitter.count(pairs.targets, are_targets=True)
-        tokenizer = SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)], *separators)
+        tokenizer = SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)], *separators, len(sources))
         if max_target_length is None:
-            targets = chain.from_iterable(pairs.targets for pairs in self.splits.values())
+            targets = chain.from_iterable(self.splits[split].targets for split in ("train", "val"))
             max_target_length = 1 + max(len(splitter.split_target(target)) for target in targets)
         super().__init__(tokenizer, max_target_length=max_target_length, **settings)
         self.test_sets = ("val",) if test is None else ("test",)
@@ -107,17 +112,16 @@ def _partitioned(pairs: Pairs, lemmas: set[str], features: set[str]) -> Pairs:
     """Return pairs whose category is which of their lemma and their features occur in those of training."""
 
     def name(source: str) -> str:
-        lemma, of_source = source.split("\t", 1)
+        lemma, of_source = source.rsplit("\t", 1)
         return PARTITIONS[lemma in lemmas, of_source in features]
 
     return Pairs([[[*pairs.sources], [*pairs.targets], [*map(name, pairs.sources)]]])
 
 
 def _sides(splitter: SymbolTokenizer, columns: Mapping[str, list[str]]) -> list[list[str]]:
-    """Return the sources, with their features after a tab, the targets and, if there are any, the categories."""
-    sources, targets = columns["source"], columns["target"]
-    if "features" in columns:
-        sources = [*map("\t".join, zip(sources, columns["features"], strict=True))]
+    """Return the sources, joined by tabs with their features, the targets and, if there are any, the categories."""
+    joined = [texts for name, texts in columns.items() if name.startswith(("source", "features"))]
+    sources, targets = [*map("\t".join, zip(*joined, strict=True))], columns["target"]
     if splitter.target_separator:  # decoded targets have single separators, so references must, too
         targets = [splitter.target_separator.join(splitter.split_target(target)) for target in targets]
     return [sources, targets, *([columns["category"]] if "category" in columns else [])]
@@ -125,7 +129,7 @@ def _sides(splitter: SymbolTokenizer, columns: Mapping[str, list[str]]) -> list[
 
 def _report_other_separator(sources: Iterable[str], separator: str) -> None:
     """Print a message if no features contain the separator, but most contain another one."""
-    features = [source.partition("\t")[2] for source in sources]
+    features = [source.rpartition("\t")[2] for source in sources]
     if any(separator in text for text in features):
         return
     for other in FEATURE_SEPARATORS:

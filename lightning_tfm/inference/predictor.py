@@ -270,9 +270,15 @@ class Predictor(nn.Module, ABC):
 
         Raises:
             UserError: if it has more columns than in the training data, like a line of a table that also holds the
-                targets.
+                targets, or fewer sources.
         """
         expected, number = self.tokenizer.num_columns, source.count("\t") + 1
+        sources = self.tokenizer.num_sources
+        if expected is not None and sources > 1 and not sources <= number <= expected:
+            features = " and their features" if expected > sources else ""
+            raise UserError(
+                f"it must hold {expected} columns, separated by tabs, of {sources} sources{features}, but has {number}"
+            )
         if expected is None and number > 1:
             return (
                 f"it has {number} columns, separated by tabs, read as one text; select the column of the source, for "
@@ -286,7 +292,7 @@ class Predictor(nn.Module, ABC):
             )
         if expected is not None and number < expected:
             _, space, last = source.rpartition(" ")
-            if space and not self.tokenizer.unknown_symbols(f"\t{last}"):
+            if space and not self.tokenizer.unknown_symbols("\t" * sources + last):
                 return f"it has no features, which follow a tab; type a tab before {last!r} in place of the space"
             return "it has no features, unlike the training data; add a tab and the features"
         return ""

@@ -28,6 +28,7 @@ class SymbolTokenizer(Tokenizer):
         target_separator: separator of the symbols in a target; None for `separator`.
         feature_separator: separator of the features that may follow a source after a tab and become symbols in
             brackets; None if there are no features.
+        num_sources: number of sources that a text joins by tabs, which are symbols, too.
 
     Raises:
         ValueError: if the symbols are not distinct.
@@ -39,13 +40,16 @@ class SymbolTokenizer(Tokenizer):
         separator: str = "",
         target_separator: str | None = None,
         feature_separator: str | None = None,
+        num_sources: int = 1,
     ) -> None:
         self.symbols = tuple(symbols)
         self.separator = separator
         self.target_separator = separator if target_separator is None else target_separator
         self.feature_separator = feature_separator
         self._ids = {symbol: id for id, symbol in enumerate(self.symbols, start=NUM_SPECIAL)}
-        self.num_columns = 2 if feature_separator is not None else None if "\t" in self._ids else 1
+        self.num_sources = num_sources
+        num_columns = num_sources + (feature_separator is not None)
+        self.num_columns = None if num_columns == 1 and "\t" in self._ids else num_columns
         if len(self._ids) != len(self.symbols):
             raise ValueError(f"symbols must be distinct, but only {len(self._ids)} of {len(self.symbols)} are")
         self.vocab_size = NUM_SPECIAL + len(self.symbols)
@@ -56,11 +60,14 @@ class SymbolTokenizer(Tokenizer):
         self.is_word_based = self.target_separator != "" or " " in self._ids
 
     def split(self, text: str) -> list[str]:
-        if self.feature_separator is None:
+        if self.num_sources == 1 and self.feature_separator is None:
             return split_symbols(text, self.separator)
-        text, _, features = text.partition("\t")
-        symbols = map(str.strip, split_symbols(features, self.feature_separator))
-        return split_symbols(text, self.separator) + [f"[{feature}]" for feature in symbols if feature]
+        sources, features = text.split("\t"), list[str]()
+        if self.feature_separator is not None:
+            features = split_symbols("\t".join(sources[self.num_sources :]), self.feature_separator)
+            del sources[self.num_sources :]
+        symbols = [symbol for source in sources for symbol in ("\t", *split_symbols(source, self.separator))][1:]
+        return symbols + [f"[{feature}]" for feature in map(str.strip, features) if feature]
 
     def normalize(self, text: str) -> str:
         if not self.separator.isspace() and self.feature_separator is None:
@@ -129,7 +136,8 @@ class SymbolTokenizer(Tokenizer):
 
     def to_dict(self) -> dict[str, Any]:
         separators = ("separator", "target_separator", "feature_separator")
-        return {"type": "symbols", "symbols": list(self.symbols)} | {name: getattr(self, name) for name in separators}
+        values = {"type": "symbols", "symbols": list(self.symbols)} | {name: getattr(self, name) for name in separators}
+        return values | ({"num_sources": self.num_sources} if self.num_sources > 1 else {})
 
 
 def code_points(text: str) -> Tensor:

@@ -51,6 +51,7 @@ class Tokenizer(ABC):
     Attributes:
         vocab_size: number of ids, including PAD, BOS and EOS.
         num_columns: number of tab-separated columns of a source; None if a source may contain tabs.
+        num_sources: number of these columns that are sources; a further one holds features.
         ids_per_token: number of ids per token of a source.
         unknown_id: id of all symbols outside the vocabulary; None if these raise UserError or do not exist.
         is_word_based: whether targets consist of words, as required by word-level metrics (BLEU).
@@ -61,6 +62,7 @@ class Tokenizer(ABC):
 
     vocab_size: int
     num_columns: int | None = None
+    num_sources: int = 1
     ids_per_token = 1
     unknown_id: int | None
     is_word_based: bool

@@ -83,6 +83,7 @@ KINDS: dict[str, type | UnionType] = {
     "symbols": list,
     "words": list,
     "num_ngrams": int,
+    "num_sources": int,
     "target_separator": str | None,
     "feature_separator": str | None,
 }

@@ -10,6 +10,7 @@ from datamodules.parallel_text import read_pairs
 from datamodules.sentiment import read_labeled
 from lightning_tfm.data import Pair
 from lightning_tfm.errors import UserError
+from lightning_tfm.inference import Seq2SeqPredictor
 from lightning_tfm.networks import AttentionLSTM
 from lightning_tfm.system import memory
 from lightning_tfm.tokenization import EOS, NUM_SPECIAL, PAD, UNKNOWN, tokenizer_from_dict
@@ -62,9 +63,65 @@ def test_features_are_read_from_their_own_column(tmp_path):
     assert Tsv(table, table, features="class").pairs("train")[0][:2] == ("cat\tN", "cats")
 
 
+@pytest.mark.parametrize("has_features", [False, True])
+@pytest.mark.parametrize("separator", ["", " ", "-"])
+def test_several_sources_are_joined_with_a_symbol_between_them(separator, has_features, tmp_path):
+    """The ids are those of the symbols of each column, and of a separator that no symbol of a column equals."""
+    rows = [(["a", "b", "a"], ["c"], ["V", "PST"]), (["a"], ["b", "a", "c"], ["N"]), (["c", "c"], ["a"], ["V"])]
+    lines = [f"{separator.join(word)}\tx\t{separator.join(lemma)}\t{';'.join(tags)}" for word, lemma, tags in rows]
+    table = write_lines(tmp_path / "table.tsv", lines)
+    data = set_up(Tsv(table, table, source=(3, 1), features=4 if has_features else None, target=2,
+                      source_separator=separator, batch_size=2))  # fmt: skip
+    tokenizer = tokenizer_from_dict(data.tokenizer.to_dict())
+    assert "\t" in tokenizer.symbols
+    for (word, lemma, tags), pair in zip(rows, data.datasets["train"].pairs, strict=True):
+        columns = [separator.join(lemma), separator.join(word), *([";".join(tags)] if has_features else [])]
+        assert pair[:2] == ("\t".join(columns), "x")
+        features = [f"[{tag}]" for tag in tags] if has_features else []
+        assert tokenizer.split(pair.source) == [*lemma, "\t", *word, *features]
+        assert [tokenizer.symbols[id - NUM_SPECIAL] for id in tokenizer.encode(pair.source)] == [
+            *lemma, "\t", *word, *features
+        ]  # fmt: skip
+    sources = data.datasets["train"].sources[torch.arange(3)]
+    assert [row[row >= NUM_SPECIAL].tolist() for row in sources] == [*map(tokenizer.encode, data.sources("train"))]
+    predictor = Seq2SeqPredictor(AttentionLSTM.from_data(data, d_model=8), tokenizer, data.max_target_length)
+    assert [predictor.encode_line(source) for source in data.sources("val")] == [
+        ([*tokenizer.encode(source), EOS], "") for source in data.sources("val")
+    ]
+
+
+def test_columns_of_several_sources_have_names_and_partitions(tmp_path):
+    train = write_lines(tmp_path / "train.tsv", ["text\tleft\tout\ttag", "a\tb\tx\tN", "a\tc\tx\tV"])
+    val = write_lines(tmp_path / "val.tsv", ["text\tleft\tout\ttag", "a\tb\tx\tV", "b\ta\tx\tA"])
+    columns = {"source": ["left", "text"], "target": "out", "features": "tag"}
+    data = Tsv(train, val, **columns, partition=True)
+    assert [pair.source for pair in data.pairs("train")] == ["b\ta\tN", "c\ta\tV"]
+    assert [pair.category for pair in data.pairs("val")] == ["both", "neither"]
+    assert [pair[:2] for pair in Tsv(train, val, source=["text"], target=3).pairs("train")] == [("a", "x")] * 2
+    alone, listed = (Tsv(train, val, source=source, target="out").tokenizer for source in ("text", ["text"]))
+    assert alone.fingerprint == listed.fingerprint, "one column in a list is that column"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ([], "source must be at least one column, but is empty; set it to a column, such as 1"),
+        ([1, 4], "source 2 must be a column of .*, from 1 to 3, but is 4"),
+        ([1, "lemma"], "source 2 must be a column of .*, which has a, b, c, but is 'lemma'"),
+        ([1, 2], "each line must hold a source 2, but column 2 of line 2 of .* is empty"),
+    ],
+)
+def test_columns_of_several_sources_must_hold_text(source, message, tmp_path):
+    table = write_lines(tmp_path / "table.tsv", ["a\tb\tc", "a\t \tc"])
+    with pytest.raises(UserError, match=message):
+        Tsv(table, table, source=source, target=3)
+
+
 @pytest.mark.parametrize(("separator", "longest"), [("", 7), (" ", 4)])
-@pytest.mark.parametrize("place", range(3))
-def test_outputs_are_at_most_as_long_as_the_longest_target_of_all_tables(separator, longest, place, tmp_path):
+@pytest.mark.parametrize("place", range(2))
+def test_outputs_are_at_most_as_long_as_the_longest_target_of_training_and_validation(
+    separator, longest, place, tmp_path
+):
     """The end of the sequence is a token, too."""
     tables = [write_lines(tmp_path / f"{n}.tsv", ["a" * 70 + "\tb a"] * 2) for n in range(3)]
     tables[place] = write_lines(tmp_path / "long.tsv", ["a\tb", "a\tbb a b", "a\tb"])
@@ -72,6 +129,16 @@ def test_outputs_are_at_most_as_long_as_the_longest_target_of_all_tables(separat
     assert data.max_target_length == longest
     set_up(data)  # no target is too long
     assert Tsv(*tables, target_separator=separator, max_target_length=9).max_target_length == 9
+
+
+def test_the_test_table_influences_neither_lengths_nor_the_vocabulary(tmp_path):
+    table, test = (write_lines(tmp_path / f"{name}.tsv", [f"a\t{name}"] * 2) for name in ("xy", "long"))
+    tested, alone = Tsv(table, table, test, batch_size=2), Tsv(table, table, batch_size=2)
+    for name in ("vocab_size", "max_source_length", "max_target_length"):
+        assert getattr(tested, name) == getattr(alone, name)
+    with pytest.raises(UserError, match="max_target_length must be at least 5 for test, but is 3; raise it"):
+        tested.setup("fit")
+    tested.setup("validate")
 
 
 @pytest.mark.parametrize(

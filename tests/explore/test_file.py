@@ -42,6 +42,7 @@ pytest.importorskip("onnxscript")
 
 CHARACTERS = SymbolTokenizer([UNKNOWN, *"abcdefg\u0301"])
 FEATURES = SymbolTokenizer([UNKNOWN, *"abcde ", "[N]", "[PL]"], feature_separator=";")
+SOURCES = SymbolTokenizer([UNKNOWN, *"abcde \t", "[N]", "[PL]"], feature_separator=";", num_sources=2)
 SUBWORDS = train_tokenizer([TEXT], "subword", 280)
 WORDS = train_word_tokenizer([TEXT], 60, num_ngrams=100)
 SENTENCE = TEXT[:18]
@@ -71,6 +72,10 @@ CASES = {
     "AttentionLSTM features": (
         lambda: seq2seq(tiny(AttentionLSTM), FEATURES),
         ("abc\tN;PL", "abc\tN; SG", "abc N;PL", "abc de", "ab", "ab\tN\tabs"),
+    ),
+    "AttentionLSTM sources": (
+        lambda: seq2seq(tiny(AttentionLSTM), SOURCES),
+        ("abc\tde\tN;PL", "abc\tde", "abc\tde N", "abc", "ab\tde\tN\tabs"),
     ),
     "language model": (
         lambda: LanguageModelPredictor(GPT(SUBWORDS.vocab_size, 16, 4, 2, max_length=20, text_only=True), SUBWORDS),

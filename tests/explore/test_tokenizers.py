@@ -155,6 +155,12 @@ def test_tokenizers_equal_python(tmp_path):
         SymbolTokenizer(TEXT.split()[:1] + sorted(set(TEXT.split()) - {TEXT.split()[0]}), " "),
         SymbolTokenizer([UNKNOWN, *sorted(set(TEXT))], ",", " "),
         SymbolTokenizer([UNKNOWN, *known, "[PL]", "[Hund]"], "", None, " "),
+        *(
+            SymbolTokenizer([UNKNOWN, *known, "[PL]", "[Hund]"], separator, None, features, sources)
+            for separator in ("", " ", ",")
+            for features in (None, " ")
+            for sources in (2, 3)
+        ),
         train_word_tokenizer(lines, 2000),
         train_word_tokenizer(lines, 2000, num_ngrams=1000),
         train_tokenizer([TEXT, *lines], "subword", 1500),

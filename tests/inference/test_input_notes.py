@@ -46,6 +46,26 @@ def test_too_many_columns_are_refused():
         note(make(Seq2SeqPredictor, GPT, FEATURES, 9), "hat\tN\tnets")
 
 
+@pytest.mark.parametrize(
+    ("features", "line", "number"),
+    [(None, "hat", 1), (None, "hat\t ", 1), (None, "hat\ta\tn", 3), (";", "hat", 1), (";", "hat\ta\tN\tn", 4)],
+)
+def test_another_number_of_sources_is_refused(features, line, number):
+    tokenizer = SymbolTokenizer([UNKNOWN, *"ahnt\t", "[N]"], feature_separator=features, num_sources=2)
+    predictor = make(Seq2SeqPredictor, GPT, tokenizer, 9)
+    rule = "3 columns, separated by tabs, of 2 sources and their features" if features else "2 columns, .* of 2 sources"
+    with pytest.raises(UserError, match=f"it must hold {rule}, but has {number}$"):
+        note(predictor, line)
+
+
+def test_features_that_do_not_follow_several_sources_are_named():
+    tokenizer = SymbolTokenizer([UNKNOWN, *"ahntN\t ", "[N]"], feature_separator=";", num_sources=2)
+    predictor = make(Seq2SeqPredictor, GPT, tokenizer, 9)
+    assert note(predictor, "hat\ta\tN") == ""
+    expected = "it has no features, which follow a tab; type a tab before 'N' in place of the space"
+    assert note(predictor, "hat\ta N") == expected
+
+
 def test_lengths_outside_those_of_training_are_named():
     predictor = make(Seq2SeqPredictor, GPT, SymbolTokenizer("ab"), 9)
     assert note(predictor, "a") == ""  # before training, no length is known

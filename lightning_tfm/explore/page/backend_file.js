@@ -152,10 +152,15 @@ class FileModel {
   }
 
   /** Return a warning if a source has several columns but is read as one text, or lacks its features; throw an Error
-   * if it has too many columns. */
+   * if it has too many columns, or too few sources. */
   checkColumns(source) {
     const [expected, number] = [this.tokenizer.numColumns, source.split("\t").length];
+    const sources = this.tokenizer.numSources;
     const count = `has ${number} columns, separated by tabs`;
+    if (expected !== null && sources > 1 && (number < sources || number > expected)) {
+      const kind = `${sources} sources${expected > sources ? " and their features" : ""}`;
+      throw new Error(`it must hold ${expected} columns, separated by tabs, of ${kind}, but has ${number}`);
+    }
     if (expected === null && number > 1) {
       return `it ${count}, read as one text; select the column of the source, for example with cut -f1`;
     }
@@ -167,7 +172,7 @@ class FileModel {
     if (expected !== null && number < expected) {
       const space = source.lastIndexOf(" ");
       const last = source.slice(space + 1);
-      if (space >= 0 && this.tokenizer.unknownSymbols(`\t${last}`).length === 0) {
+      if (space >= 0 && this.tokenizer.unknownSymbols("\t".repeat(sources) + last).length === 0) {
         return `it has no features, which follow a tab; type a tab before ${pythonRepr(last)} in place of the space`;
       }
       return "it has no features, unlike the training data; add a tab and the features";

@@ -66,6 +66,7 @@ function numbered(symbols, first) {
 class Tokenizer {
   idsPerToken = 1;
   numColumns = null;
+  numSources = 1;
   unknownId = null;
   spacedIds = [];
 
@@ -103,19 +104,24 @@ function splitSymbols(text, separator) {
 }
 
 class SymbolTokenizer extends Tokenizer {
-  constructor({ symbols, separator, target_separator, feature_separator }) {
+  constructor({ symbols, separator, target_separator, feature_separator, num_sources = 1 }) {
     super();
     Object.assign(this, { symbols, separator, targetSeparator: target_separator, featureSeparator: feature_separator });
+    this.numSources = num_sources;
     this.ids = numbered(symbols, NUM_SPECIAL);
-    this.numColumns = feature_separator !== null ? 2 : this.ids.has("\t") ? null : 1;
+    const numColumns = num_sources + (feature_separator === null ? 0 : 1);
+    this.numColumns = numColumns === 1 && this.ids.has("\t") ? null : numColumns;
     this.unknownId = this.ids.get(UNKNOWN_SYMBOL) ?? null;
   }
 
   split(text) {
-    if (this.featureSeparator === null) return splitSymbols(text, this.separator);
-    const end = text.includes("\t") ? text.indexOf("\t") : text.length;
-    const features = splitSymbols(text.slice(end + 1), this.featureSeparator).map(stripSpaces).filter(Boolean);
-    return [...splitSymbols(text.slice(0, end), this.separator), ...features.map((feature) => `[${feature}]`)];
+    const hasFeatures = this.featureSeparator !== null;
+    if (this.numSources === 1 && !hasFeatures) return splitSymbols(text, this.separator);
+    const sources = text.split("\t");
+    const rest = hasFeatures ? sources.splice(this.numSources).join("\t") : "";
+    const features = hasFeatures ? splitSymbols(rest, this.featureSeparator).map(stripSpaces).filter(Boolean) : [];
+    const symbols = sources.flatMap((source) => ["\t", ...splitSymbols(source, this.separator)]).slice(1);
+    return [...symbols, ...features.map((feature) => `[${feature}]`)];
   }
 
   encode(text) {
