@@ -49,9 +49,9 @@ def help_text(command: str) -> str:
     settings = (SETTINGS + (TRAINING if is_fit else "") + FURTHER).format(
         seed="seed; for several: --seeds 1..6, --jobs N at a time" if is_fit else "seed of the data",
         ckpt_path="resume: last, a run, or a file" if is_fit else "with --config: the checkpoint, or last",
-        data=_column("data", ".batch_size N"),
-        model=_column("model", ".optimizer.lr X"),
-        network=_column("model.network", ".d_model N"),
+        data=_column(f"{', '.join(_classes('data'))}; .batch_size N"),
+        model=_column(f"{', '.join(_classes('model'))}; .optimizer.lr X"),
+        network=_column(f"{', '.join(_classes('model.network'))}; .d_model N"),
     )
     usage = f"lightning-tfm {command} {'EXPERIMENT' if is_fit else 'RUN'} [--SETTING VALUE ...]"
     return f"usage: {usage}\n{purpose(command)}\n\n{settings}"
@@ -116,8 +116,6 @@ def _classes(setting: str) -> list[str]:
     raise AssertionError(f"{package} has no __all__")
 
 
-def _column(setting: str, further: str) -> str:
-    """Return the classes of a setting, and a further setting, as lines of the right column."""
-    # By length, the names fill their lines best.
-    text = f"{', '.join(sorted(_classes(setting), key=len))}; {further}"
+def _column(text: str) -> str:
+    """Wrap a text in the right column of the settings."""
     return textwrap.fill(text, 80 - 29, break_long_words=False).replace("\n", "\n" + 29 * " ")
