@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -133,9 +134,10 @@ LANGUAGES = tuple(
 class Inflection(PairDataModule):
     """Data module of inflected forms in 33 languages (SIGMORPHON 2022, task 0, part 1; Kodner et al. 2022).
 
-    A source consists of the characters of a lemma and the features of the form, and a target of the characters of the
-    form. The category of a pair is its language. With several languages, the language is the last feature: an input of
-    a trained model is a lemma, a tab and features, such as `N;INS;PL;hun`.
+    A source consists of the lemma and the features of the form, and a target is the form. Their symbols are letters and
+    marks, into which Korean syllables are decomposed. The category of a pair is its language. With several languages,
+    the language is the last feature: an input of a trained model is a lemma, a tab and features, such as
+    `N;INS;PL;hun`.
 
     Training uses the small tables of the task, which hold 700 forms of most languages, and fewer of those with little
     data.
@@ -157,9 +159,10 @@ class Inflection(PairDataModule):
                 f"{nearest(unknown[0] if unknown else '', LANGUAGES)}"
             )
         self.languages = tuple(languages or LANGUAGES)
-        splitter, pairs = SymbolTokenizer((), feature_separator=";"), self.pairs("train")
+        tokenizer = partial(SymbolTokenizer, feature_separator=";", decompose=True)
+        splitter, pairs = tokenizer(()), self.pairs("train")
         counts = splitter.count(pairs.sources, are_targets=False) + splitter.count(pairs.targets, are_targets=True)
-        super().__init__(SymbolTokenizer([UNKNOWN, *sorted(counts)], feature_separator=";"), **settings)
+        super().__init__(tokenizer([UNKNOWN, *sorted(counts)]), **settings)
 
     def pairs(self, split: str) -> Pairs:
         return Pairs(self._parts(split))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import repeat
 from typing import Any, Literal
 
@@ -94,9 +95,9 @@ LANGUAGES = {
 class Pronunciation(PairDataModule):
     """Data module of words and their pronunciations in ten languages (SIGMORPHON 2021, task 1; Ashby et al. 2021).
 
-    Sources are characters, and targets are phonemes, separated by spaces. The category of a pair is its language. With
-    several languages, the language is a feature of the source: an input of a trained model is a word, a tab and the
-    code of its language.
+    Sources are letters and marks, into which Korean syllables are decomposed, and targets are phonemes, separated by
+    spaces. The category of a pair is its language. With several languages, the language is a feature of the source: an
+    input of a trained model is a word, a tab and the code of its language.
 
     Args:
         level: "low", with 800 training words in each language, or "medium", with 8,000.
@@ -114,10 +115,15 @@ class Pronunciation(PairDataModule):
                 f"{nearest(unknown[0] if unknown else '', LANGUAGES[level])}"
             )
         self.level, self.languages = level, tuple(languages or LANGUAGES[level])
-        separators = "", " ", ";" if len(self.languages) > 1 else None
-        splitter, pairs = SymbolTokenizer((), *separators), self.pairs("train")
+        tokenizer = partial(
+            SymbolTokenizer,
+            target_separator=" ",
+            feature_separator=";" if len(self.languages) > 1 else None,
+            decompose=True,
+        )
+        splitter, pairs = tokenizer(()), self.pairs("train")
         counts = splitter.count(pairs.sources, are_targets=False) + splitter.count(pairs.targets, are_targets=True)
-        super().__init__(SymbolTokenizer([UNKNOWN, *sorted(counts)], *separators), **settings)
+        super().__init__(tokenizer([UNKNOWN, *sorted(counts)]), **settings)
 
     def pairs(self, split: str) -> Pairs:
         return Pairs(self._parts("dev" if split == "val" else split))

@@ -43,6 +43,8 @@ class Tsv(PairDataModule):
         source_separator: separator of the symbols of a source; empty if they are characters.
         target_separator: separator of the symbols of a target; empty if they are characters.
         feature_separator: separator of features. A message says so if the features seem to have another one.
+        decompose: whether characters are decomposed into letters and marks (Unicode's form NFD), such as Korean
+            syllables.
         encoding: encoding of the files, by Python's name.
         vocab_size: maximum size of the vocabulary, which keeps the most frequent symbols of the training split.
         max_target_length: maximum length of a target and of an output in tokens, including EOS; by default, that of the
@@ -65,6 +67,7 @@ class Tsv(PairDataModule):
         source_separator: str = "",
         target_separator: str = "",
         feature_separator: str = ";",
+        decompose: bool = False,
         encoding: str = "utf-8",
         vocab_size: int = 1_000,
         max_target_length: int | None = None,
@@ -85,7 +88,7 @@ class Tsv(PairDataModule):
         table = TableReader(columns, encoding, header)
         tables = {split: table.read(resolve_path(name, {}, split)) for split, name in names.items()}
         separators = source_separator, target_separator, None if features is None else feature_separator
-        splitter = SymbolTokenizer((), *separators, len(sources))
+        splitter = SymbolTokenizer((), *separators, len(sources), decompose)
         self.splits = {
             split: Pairs(_sides(splitter, dict(zip(columns, texts, strict=True))) for texts in parts)
             for split, parts in tables.items()
@@ -97,7 +100,7 @@ class Tsv(PairDataModule):
         if features is not None:
             _report_other_separator(pairs.sources, feature_separator)
         counts = splitter.count(pairs.sources, are_targets=False) + splitter.count(pairs.targets, are_targets=True)
-        tokenizer = SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)], *separators, len(sources))
+        tokenizer = SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)], *separators, len(sources), decompose)
         if max_target_length is None:
             targets = chain.from_iterable(self.splits[split].targets for split in ("train", "val"))
             max_target_length = 1 + max(len(splitter.split_target(target)) for target in targets)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.system.memory import in_parts
-from lightning_tfm.tokenization.tokenizer import NUM_SPECIAL, PAD, UNKNOWN, Tokenizer, strip_special
+from lightning_tfm.tokenization.tokenizer import NUM_SPECIAL, PAD, UNKNOWN, Tokenizer, normalize_text, strip_special
 
 
 class SymbolTokenizer(Tokenizer):
@@ -29,6 +30,8 @@ class SymbolTokenizer(Tokenizer):
         feature_separator: separator of the features that may follow a source after a tab and become symbols in
             brackets; None if there are no features.
         num_sources: number of sources that a text joins by tabs, which are symbols, too.
+        decompose: whether characters are decomposed into letters and marks (Unicode's form NFD), such as Korean
+            syllables; decoded texts are composed.
 
     Raises:
         ValueError: if the symbols are not distinct.
@@ -41,13 +44,14 @@ class SymbolTokenizer(Tokenizer):
         target_separator: str | None = None,
         feature_separator: str | None = None,
         num_sources: int = 1,
+        decompose: bool = False,
     ) -> None:
         self.symbols = tuple(symbols)
         self.separator = separator
         self.target_separator = separator if target_separator is None else target_separator
         self.feature_separator = feature_separator
         self._ids = {symbol: id for id, symbol in enumerate(self.symbols, start=NUM_SPECIAL)}
-        self.num_sources = num_sources
+        self.num_sources, self.decompose = num_sources, decompose
         num_columns = num_sources + (feature_separator is not None)
         self.num_columns = None if num_columns == 1 and "\t" in self._ids else num_columns
         if len(self._ids) != len(self.symbols):
@@ -61,12 +65,12 @@ class SymbolTokenizer(Tokenizer):
 
     def split(self, text: str) -> list[str]:
         if self.num_sources == 1 and self.feature_separator is None:
-            return split_symbols(text, self.separator)
+            return self._symbols(text, self.separator)
         sources, features = text.split("\t"), list[str]()
         if self.feature_separator is not None:
             features = split_symbols("\t".join(sources[self.num_sources :]), self.feature_separator)
             del sources[self.num_sources :]
-        symbols = [symbol for source in sources for symbol in ("\t", *split_symbols(source, self.separator))][1:]
+        symbols = [symbol for source in sources for symbol in ("\t", *self._symbols(source, self.separator))][1:]
         return symbols + [f"[{feature}]" for feature in map(str.strip, features) if feature]
 
     def normalize(self, text: str) -> str:
@@ -75,7 +79,11 @@ class SymbolTokenizer(Tokenizer):
         return "\n".join(self.split(text))
 
     def split_target(self, text: str) -> list[str]:
-        return split_symbols(text, self.target_separator)
+        return self._symbols(text, self.target_separator)
+
+    def _symbols(self, text: str, separator: str) -> list[str]:
+        is_decomposed = self.decompose and separator == ""
+        return split_symbols(unicodedata.normalize("NFD", text) if is_decomposed else text, separator)
 
     def encode(self, text: str) -> list[int]:
         return self._encode(text, self.split(text))
@@ -105,7 +113,9 @@ class SymbolTokenizer(Tokenizer):
         return table
 
     def _are_characters(self, are_targets: bool) -> bool:
-        """Return whether each symbol of the sources, or of the targets, is a character."""
+        """Return whether each symbol of the sources, or of the targets, is a character of the text."""
+        if self.decompose:
+            return False
         if are_targets:
             return not self.target_separator
         return not self.separator and self.feature_separator is None
@@ -132,12 +142,12 @@ class SymbolTokenizer(Tokenizer):
         return ids, torch.tensor([*map(len, texts)], dtype=torch.long)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.target_separator.join(self.symbols[id - NUM_SPECIAL] for id in strip_special(ids))
+        text = self.target_separator.join(self.symbols[id - NUM_SPECIAL] for id in strip_special(ids))
+        return normalize_text(text) if self.decompose else text
 
     def to_dict(self) -> dict[str, Any]:
-        separators = ("separator", "target_separator", "feature_separator")
-        values = {"type": "symbols", "symbols": list(self.symbols)} | {name: getattr(self, name) for name in separators}
-        return values | ({"num_sources": self.num_sources} if self.num_sources > 1 else {})
+        settings = ("separator", "target_separator", "feature_separator", "num_sources", "decompose")
+        return {"type": "symbols", "symbols": list(self.symbols)} | {name: getattr(self, name) for name in settings}
 
 
 def code_points(text: str) -> Tensor:

@@ -84,6 +84,7 @@ KINDS: dict[str, type | UnionType] = {
     "words": list,
     "num_ngrams": int,
     "num_sources": int,
+    "decompose": bool,
     "target_separator": str | None,
     "feature_separator": str | None,
 }

@@ -148,6 +148,7 @@ def attempt(compute):
 def test_tokenizers_equal_python(tmp_path):
     lines = random_lines(10_000)
     known = sorted(set("".join(map(clean_line, lines[:500]))))
+    decomposed = sorted(set(unicodedata.normalize("NFD", "".join(known))))
     cases: list[Tokenizer] = [
         SymbolTokenizer(known),
         SymbolTokenizer([character for character in known if character != "\t"]),
@@ -161,6 +162,7 @@ def test_tokenizers_equal_python(tmp_path):
             for features in (None, " ")
             for sources in (2, 3)
         ),
+        *(SymbolTokenizer([UNKNOWN, *decomposed], "", target, None, 1, decompose=True) for target in ("", " ")),
         train_word_tokenizer(lines, 2000),
         train_word_tokenizer(lines, 2000, num_ngrams=1000),
         train_tokenizer([TEXT, *lines], "subword", 1500),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 
 import pytest
@@ -19,9 +20,17 @@ from support.corpora import TEXTS
         SymbolTokenizer([UNKNOWN, "a", "b", "ab"], " "),
         SymbolTokenizer([UNKNOWN, *"ab", "[V]", "[a]"], "", " ", ";"),
         SymbolTokenizer([UNKNOWN, *"ab", "[V]", "[a]"], "", "", ";"),
+        SymbolTokenizer([UNKNOWN, *"abe\u0301"], decompose=True),
         WordTokenizer(["a", "ab"]),
     ],
-    ids=["characters", "words", "features and words", "features and characters", "words and punctuation"],
+    ids=[
+        "characters",
+        "words",
+        "features and words",
+        "features and characters",
+        "letters and marks",
+        "words and punctuation",
+    ],
 )
 @pytest.mark.parametrize("are_targets", [False, True])
 def test_texts_encoded_together_equal_texts_encoded_one_by_one(tokenizer, are_targets):
@@ -35,7 +44,7 @@ def test_texts_encoded_together_equal_texts_encoded_one_by_one(tokenizer, are_ta
 @pytest.mark.parametrize("part", [2, memory.PART])
 @pytest.mark.parametrize(
     "tokenizer",
-    [SymbolTokenizer((), *separators) for separators in ((), (" ",), ("", " "), ("", None, ";"))],
+    [SymbolTokenizer((), *settings) for settings in ((), (" ",), ("", " "), ("", None, ";"), ("", " ", ";", 1, True))],
 )
 @pytest.mark.parametrize("are_targets", [False, True])
 def test_counts_of_symbols_are_those_of_split_texts(tokenizer, are_targets, part, monkeypatch):
@@ -54,6 +63,18 @@ def test_tokenizers_restore_the_text(text, separator):
     assert max(ids) < tokenizer.vocab_size == 3 + len(symbols)
     assert tokenizer.decode([BOS, *ids, EOS, ids[0], PAD]) == text
     assert tokenizer_from_dict(tokenizer.to_dict()).encode(text) == ids
+
+
+def test_decomposed_characters_are_letters_and_marks_and_are_composed_again():
+    letters = [*"\u1112\u1161\u11ab", "e", "\u0301"]
+    tokenizer = SymbolTokenizer([UNKNOWN, *letters], decompose=True)
+    for text in ("\ud55c", "\u00e9"):  # a Korean syllable, and e with an accent
+        ids = tokenizer.encode(text)
+        assert len(ids) == len(unicodedata.normalize("NFD", text)) > len(text)
+        assert tokenizer.unknown_id not in ids
+        assert ids == tokenizer.encode_target(text)
+        assert tokenizer.decode(ids) == text
+        assert tokenizer_from_dict(tokenizer.to_dict()).encode(text) == ids
 
 
 def test_unknown_symbols_are_reported_with_their_position():

@@ -104,10 +104,11 @@ function splitSymbols(text, separator) {
 }
 
 class SymbolTokenizer extends Tokenizer {
-  constructor({ symbols, separator, target_separator, feature_separator, num_sources = 1 }) {
+  constructor({ symbols, separator, target_separator, feature_separator, num_sources, decompose }) {
     super();
     Object.assign(this, { symbols, separator, targetSeparator: target_separator, featureSeparator: feature_separator });
     this.numSources = num_sources;
+    this.decompose = decompose;
     this.ids = numbered(symbols, NUM_SPECIAL);
     const numColumns = num_sources + (feature_separator === null ? 0 : 1);
     this.numColumns = numColumns === 1 && this.ids.has("\t") ? null : numColumns;
@@ -116,12 +117,17 @@ class SymbolTokenizer extends Tokenizer {
 
   split(text) {
     const hasFeatures = this.featureSeparator !== null;
-    if (this.numSources === 1 && !hasFeatures) return splitSymbols(text, this.separator);
+    if (this.numSources === 1 && !hasFeatures) return this.splitSource(text);
     const sources = text.split("\t");
     const rest = hasFeatures ? sources.splice(this.numSources).join("\t") : "";
     const features = hasFeatures ? splitSymbols(rest, this.featureSeparator).map(stripSpaces).filter(Boolean) : [];
-    const symbols = sources.flatMap((source) => ["\t", ...splitSymbols(source, this.separator)]).slice(1);
+    const symbols = sources.flatMap((source) => ["\t", ...this.splitSource(source)]).slice(1);
     return [...symbols, ...features.map((feature) => `[${feature}]`)];
+  }
+
+  splitSource(text) {
+    const isDecomposed = this.decompose && this.separator === "";
+    return splitSymbols(isDecomposed ? text.normalize("NFD") : text, this.separator);
   }
 
   encode(text) {
@@ -136,7 +142,8 @@ class SymbolTokenizer extends Tokenizer {
   }
 
   decode(ids) {
-    return stripSpecial(ids).map((id) => this.symbols[id - NUM_SPECIAL]).join(this.targetSeparator);
+    const text = stripSpecial(ids).map((id) => this.symbols[id - NUM_SPECIAL]).join(this.targetSeparator);
+    return this.decompose ? text.normalize("NFC") : text;
   }
 }
 
