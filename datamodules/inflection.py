@@ -134,10 +134,9 @@ LANGUAGES = tuple(
 class Inflection(PairDataModule):
     """Data module of inflected forms in 33 languages (SIGMORPHON 2022, task 0, part 1; Kodner et al. 2022).
 
-    A source consists of the lemma and the features of the form, and a target is the form. Their symbols are letters and
-    marks, into which Korean syllables are decomposed. The category of a pair is its language. With several languages,
-    the language is the last feature: an input of a trained model is a lemma, a tab and features, such as
-    `N;INS;PL;hun`.
+    A source consists of the characters of a lemma and the features of the form, and a target of the characters of the
+    form. The category of a pair is its language. With several languages, the language is the last feature: an input of
+    a trained model is a lemma, a tab and features, such as `N;INS;PL;hun`.
 
     Training uses the small tables of the task, which hold 700 forms of most languages, and fewer of those with little
     data.
@@ -148,10 +147,12 @@ class Inflection(PairDataModule):
 
     Args:
         languages: codes of the languages, see `LANGUAGES`; all by default.
+        decompose: whether characters are decomposed into letters and marks (Unicode's form NFD), such as Korean
+            syllables.
         settings: further arguments of PairDataModule.
     """
 
-    def __init__(self, languages: Sequence[str] | None = None, **settings: Any) -> None:
+    def __init__(self, languages: Sequence[str] | None = None, decompose: bool = False, **settings: Any) -> None:
         unknown = [language for language in languages or () if language not in LANGUAGES]
         if unknown or languages == []:
             raise UserError(
@@ -159,7 +160,7 @@ class Inflection(PairDataModule):
                 f"{nearest(unknown[0] if unknown else '', LANGUAGES)}"
             )
         self.languages = tuple(languages or LANGUAGES)
-        tokenizer = partial(SymbolTokenizer, feature_separator=";", decompose=True)
+        tokenizer = partial(SymbolTokenizer, feature_separator=";", decompose=decompose)
         splitter, pairs = tokenizer(()), self.pairs("train")
         counts = splitter.count(pairs.sources, are_targets=False) + splitter.count(pairs.targets, are_targets=True)
         super().__init__(tokenizer([UNKNOWN, *sorted(counts)]), **settings)

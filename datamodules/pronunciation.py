@@ -95,18 +95,24 @@ LANGUAGES = {
 class Pronunciation(PairDataModule):
     """Data module of words and their pronunciations in ten languages (SIGMORPHON 2021, task 1; Ashby et al. 2021).
 
-    Sources are letters and marks, into which Korean syllables are decomposed, and targets are phonemes, separated by
-    spaces. The category of a pair is its language. With several languages, the language is a feature of the source: an
-    input of a trained model is a word, a tab and the code of its language.
+    Sources are characters, and targets are phonemes, separated by spaces. The category of a pair is its language. With
+    several languages, the language is a feature of the source: an input of a trained model is a word, a tab and the
+    code of its language.
 
     Args:
         level: "low", with 800 training words in each language, or "medium", with 8,000.
         languages: codes of the languages, see `LANGUAGES`; all of the level by default.
+        decompose: whether characters are decomposed into letters and marks (Unicode's form NFD), such as Korean
+            syllables.
         settings: further arguments of PairDataModule.
     """
 
     def __init__(
-        self, level: Literal["low", "medium"] = "low", languages: Sequence[str] | None = None, **settings: Any
+        self,
+        level: Literal["low", "medium"] = "low",
+        languages: Sequence[str] | None = None,
+        decompose: bool = False,
+        **settings: Any,
     ) -> None:
         unknown = [language for language in languages or () if language not in LANGUAGES[level]]
         if unknown or languages == []:
@@ -119,7 +125,7 @@ class Pronunciation(PairDataModule):
             SymbolTokenizer,
             target_separator=" ",
             feature_separator=";" if len(self.languages) > 1 else None,
-            decompose=True,
+            decompose=decompose,
         )
         splitter, pairs = tokenizer(()), self.pairs("train")
         counts = splitter.count(pairs.sources, are_targets=False) + splitter.count(pairs.targets, are_targets=True)

@@ -51,7 +51,7 @@ def help_text(command: str) -> str:
         ckpt_path="resume: last, a run, or a file" if is_fit else "with --config: the checkpoint, or last",
         data=_column(f"{', '.join(_classes('data'))}; .batch_size N"),
         model=_column(f"{', '.join(_classes('model'))}; .optimizer.lr X"),
-        network=_column(', '.join(_classes('model.network'))),
+        network=_column(", ".join(_classes("model.network"))),
     )
     usage = f"lightning-tfm {command} {'EXPERIMENT' if is_fit else 'RUN'} [--SETTING VALUE ...]"
     return f"usage: {usage}\n{purpose(command)}\n\n{settings}"

@@ -43,15 +43,16 @@ def test_the_language_is_the_last_feature_and_the_category(split, mirror):
     assert Counter((pair.source, pair.target, pair.category) for pair in data.datasets[split].pairs) == expected
 
 
-def test_features_are_symbols_and_the_others_are_letters_and_marks(mirror):
+@pytest.mark.parametrize(("decompose", "unicode"), [(False, "NFC"), (True, "NFD")])
+def test_features_are_symbols_and_the_others_are_characters(mirror, decompose, unicode):
     lemma, form, features = rows(mirror, "hun", "train")[0]
-    tokenizer = Inflection().tokenizer
+    tokenizer = Inflection(decompose=decompose).tokenizer
     source = f"{lemma}\t{features};hun"
     assert tokenizer.split(source) == [
-        *unicodedata.normalize("NFD", lemma),
+        *unicodedata.normalize(unicode, lemma),
         *(f"[{feature}]" for feature in [*features.split(";"), "hun"]),
     ]
-    assert tokenizer.split_target(form) == [*unicodedata.normalize("NFD", form)]
+    assert tokenizer.split_target(form) == [*unicodedata.normalize(unicode, form)]
     assert tokenizer.unknown_id not in tokenizer.encode(source) + tokenizer.encode_target(form)
     assert tokenizer.decode(tokenizer.encode_target(form)) == form
 

@@ -36,14 +36,15 @@ SPLITS = ("train", "dev", "test")
 
 
 @pytest.mark.parametrize("level", LANGUAGES)
-def test_the_language_is_a_feature_and_the_category(level, mirror):
-    data = set_up(Pronunciation(level))
+@pytest.mark.parametrize(("decompose", "unicode"), [(False, "NFC"), (True, "NFD")])
+def test_the_language_is_a_feature_and_the_category(level, decompose, unicode, mirror):
+    data = set_up(Pronunciation(level, decompose=decompose))
     for split, name in (("train", "train"), ("val", "dev"), ("test", "test")):
         expected = Counter((f"{word}\t{code}", target, code) for word, target, code in lines(mirror, level, name))
         pairs = data.datasets[split].pairs
         assert Counter((pair.source, pair.target, pair.category) for pair in pairs) == expected
     source, target, code = next(iter(expected))
-    assert data.tokenizer.split(source) == [*unicodedata.normalize("NFD", source.partition("\t")[0]), f"[{code}]"]
+    assert data.tokenizer.split(source) == [*unicodedata.normalize(unicode, source.partition("\t")[0]), f"[{code}]"]
     assert data.tokenizer.split_target(target) == target.split(" ")
     assert data.tokenizer.decode(data.tokenizer.encode_target(target)) == target
 
