@@ -121,7 +121,7 @@ def encode_differently(tokenizer, text):
 @pytest.mark.parametrize("make", ALL_DATA.values(), ids=ALL_DATA)
 def test_exact_match_is_the_mean_of_correct_predictions(make, beam_size):
     data = make()
-    data.setup("test")
+    data.setup("fit")
     outputs = {}
     for examples in data.datasets.values():
         for row, pair in enumerate(examples.pairs):
