@@ -48,7 +48,7 @@ class Tsv(PairDataModule):
         encoding: encoding of the files, by Python's name.
         vocab_size: maximum size of the vocabulary, which keeps the most frequent symbols of the training split.
         max_target_length: maximum length of a target and of an output in tokens, including EOS; by default, that of the
-            longest target of training and validation, so that an output that repeats itself ends.
+            longest target of all tables, so that an output that repeats itself ends.
         header: whether the first line of a table names its columns; by default, if a column is set by name, or inferred
             from known names, such as source and target, or from names unlike the fields below; a message says so.
         settings: further arguments of PairDataModule.
@@ -102,7 +102,7 @@ class Tsv(PairDataModule):
         counts = splitter.count(pairs.sources, are_targets=False) + splitter.count(pairs.targets, are_targets=True)
         tokenizer = SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)], *separators, len(sources), decompose)
         if max_target_length is None:
-            targets = chain.from_iterable(self.splits[split].targets for split in ("train", "val"))
+            targets = chain.from_iterable(pairs.targets for pairs in self.splits.values())
             max_target_length = 1 + max(len(splitter.split_target(target)) for target in targets)
         super().__init__(tokenizer, max_target_length=max_target_length, **settings)
         self.test_sets = ("val",) if test is None else ("test",)

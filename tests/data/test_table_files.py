@@ -118,10 +118,8 @@ def test_columns_of_several_sources_must_hold_text(source, message, tmp_path):
 
 
 @pytest.mark.parametrize(("separator", "longest"), [("", 7), (" ", 4)])
-@pytest.mark.parametrize("place", range(2))
-def test_outputs_are_at_most_as_long_as_the_longest_target_of_training_and_validation(
-    separator, longest, place, tmp_path
-):
+@pytest.mark.parametrize("place", range(3))
+def test_outputs_are_at_most_as_long_as_the_longest_target_of_all_tables(separator, longest, place, tmp_path):
     """The end of the sequence is a token, too."""
     tables = [write_lines(tmp_path / f"{n}.tsv", ["a" * 70 + "\tb a"] * 2) for n in range(3)]
     tables[place] = write_lines(tmp_path / "long.tsv", ["a\tb", "a\tbb a b", "a\tb"])
@@ -129,16 +127,6 @@ def test_outputs_are_at_most_as_long_as_the_longest_target_of_training_and_valid
     assert data.max_target_length == longest
     set_up(data)  # no target is too long
     assert Tsv(*tables, target_separator=separator, max_target_length=9).max_target_length == 9
-
-
-def test_the_test_table_influences_neither_lengths_nor_the_vocabulary(tmp_path):
-    table, test = (write_lines(tmp_path / f"{name}.tsv", [f"a\t{name}"] * 2) for name in ("xy", "long"))
-    tested, alone = Tsv(table, table, test, batch_size=2), Tsv(table, table, batch_size=2)
-    for name in ("vocab_size", "max_source_length", "max_target_length"):
-        assert getattr(tested, name) == getattr(alone, name)
-    with pytest.raises(UserError, match="max_target_length must be at least 5 for test, but is 3; raise it"):
-        tested.setup("fit")
-    tested.setup("validate")
 
 
 @pytest.mark.parametrize(
