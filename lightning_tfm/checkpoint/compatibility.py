@@ -37,12 +37,15 @@ def bounded_by(weights: Mapping[str, Tensor], settings: Mapping[str, Any]) -> It
     excess = UserError(
         "the network must fit the weights of the checkpoint, but is larger; use the settings of the checkpoint"
     )
-    tables: dict[str, int] = {}  # by the prefix of the names, which differs between the members of an ensemble
+    tables: dict[str, dict[str, int]] = {}  # by the prefix of the names, which differs between members of an ensemble
     for name, value in flatten(dict(settings)).items():
         prefix, _, last = name.rpartition(".")
-        if last in ("max_length", "d_model") and isinstance(value, int):
-            tables[prefix] = tables.get(prefix, 1) * abs(value)
-    if sum(tables.values()) > MAX_TABLE + 10 * elements:
+        if last in ("max_length", "d_model", "d_head") and isinstance(value, int):
+            tables.setdefault(prefix, {})[last] = abs(value)
+    sizes = (
+        sizes.get("max_length", 1) * max(sizes.get("d_model", 1), sizes.get("d_head", 1)) for sizes in tables.values()
+    )
+    if sum(sizes) > MAX_TABLE + 10 * elements:
         raise excess
 
     def register(module: nn.Module, name: str, weight: nn.Parameter | None) -> None:

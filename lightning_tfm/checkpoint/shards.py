@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -140,7 +140,7 @@ def gather_shards(checkpoint: dict[str, Any], path: Path) -> None:
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # that a single process reads
         read_shards(tensors, path, index, no_dist=True)
     for state, name, key in entries:
-        parts = index["fused"].get(key, 1)
+        parts = index["fused"].get(key, (1,))
         state[name] = part_major(tensors[key], parts, index["tensor_parallel_size"])
 
 
@@ -150,14 +150,35 @@ def copy_shards(path: Path, index: Mapping[str, Any], target: Path) -> None:
     shutil.copytree(source, copy, copy_function=copy_file, dirs_exist_ok=True)
 
 
-def rank_major(rows: Tensor, parts: int, size: int) -> Tensor:
-    """Return the rows of a fused projection such that each process has its heads of all parts in consecutive rows."""
-    return rows if parts == 1 else rows.unflatten(0, (parts, size, -1)).transpose(0, 1).flatten(0, 2)
+def rank_major(rows: Tensor, parts: Sequence[int], size: int) -> Tensor:
+    """Return the rows of a fused projection such that each process has its share of all parts in consecutive rows.
+
+    Args:
+        rows: the rows in the order of one process, see `part_major`.
+        parts: the relative sizes of the parts, such as those of queries, keys and values.
+        size: the number of processes.
+    """
+    if len(parts) == 1:
+        return rows
+    shares = [part.chunk(size) for part in _split(rows, parts)]
+    return torch.cat([share for of_rank in zip(*shares, strict=True) for share in of_rank])
 
 
-def part_major(rows: Tensor, parts: int, size: int) -> Tensor:
-    """Return the rows of a fused projection in the order of one process: all queries, then all keys, all values."""
-    return rows if parts == 1 else rows.unflatten(0, (size, parts, -1)).transpose(0, 1).flatten(0, 2)
+def part_major(rows: Tensor, parts: Sequence[int], size: int) -> Tensor:
+    """Return the rows of a fused projection in the order of one process: all queries, then all keys, all values.
+
+    The arguments are those of `rank_major`, whose inverse this is.
+    """
+    if len(parts) == 1:
+        return rows
+    shares = [_split(of_rank, parts) for of_rank in rows.chunk(size)]
+    return torch.cat([share for part in zip(*shares, strict=True) for share in part])
+
+
+def _split(rows: Tensor, parts: Sequence[int]) -> tuple[Tensor, ...]:
+    """Return parts of relative sizes."""
+    unit = len(rows) // sum(parts)
+    return rows.split([part * unit for part in parts])
 
 
 def _checksum(path: Path) -> str:

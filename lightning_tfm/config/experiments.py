@@ -77,10 +77,10 @@ def find_experiment(name: str) -> Path:
 
 
 def list_experiments(folder: Path) -> list[Experiment]:
-    """Return the experiments of a folder, sorted by name; YAML files without a model are not experiments."""
+    """Return the experiments of a folder, sorted by name; YAML files without a model or data are not experiments."""
     claims = _read_claims(folder)
     paths = [path for path in sorted(folder.glob("*.yaml")) if path.name != CLAIMS]
-    return [_experiment(path, claims) for path in paths if "model" in read_yaml(path, "NAME")]
+    return [_experiment(path, claims) for path in paths if {"data", "model"} <= read_yaml(path, "NAME").keys()]
 
 
 def read_experiment(path: Path) -> Experiment:

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from lightning_tfm.checkpoint.shards import INDEX, new_folder, part_major, rank_major, read_shards, write_shards
 from lightning_tfm.distributed.tensors import full_tensor, local, mesh_of, shard
 from lightning_tfm.errors import UserError
-from lightning_tfm.layers import CrossAttention, Linear, SelfAttention, TransformerLayer
+from lightning_tfm.layers import CrossAttention, FeedForward, Linear, SelfAttention, TransformerLayer
 from lightning_tfm.networks import Network
 from lightning_tfm.system import private
 
@@ -53,8 +53,9 @@ def check_tensor_parallel(network: Network, size: int) -> None:
             "devices instead"
         )
     for layer in layers:
-        hidden = cast(Linear, layer.feed_forward[0]).out_features
-        for name, divided in (("num_heads", layer.self_attention.num_heads), ("d_ff", hidden)):
+        attention, hidden = layer.self_attention, cast(Linear, layer.feed_forward[2]).in_features
+        numbers = {"num_heads": attention.num_heads, "num_kv_heads": attention.num_kv_heads, "d_ff": hidden}
+        for name, divided in numbers.items():
             if divided % size:
                 raise UserError(
                     f"tensor_parallel_size must divide {name} ({divided}), but is {size}; try {math.gcd(divided, size)}"
@@ -123,6 +124,8 @@ def _divide(layer: TransformerLayer, mesh: DeviceMesh) -> None:
         if isinstance(module, SelfAttention | CrossAttention):
             module.num_heads //= mesh.size()
             module.head_group = mesh.get_group()
+            if isinstance(module, SelfAttention):
+                module.num_kv_heads //= mesh.size()
         elif isinstance(module, nn.ReLU):
             module.inplace = False  # its input is a view of a distributed tensor
         elif isinstance(module, Linear):
@@ -133,12 +136,15 @@ def _transformer_layers(network: nn.Module) -> list[TransformerLayer]:
     return [module for module in network.modules() if isinstance(module, TransformerLayer)]
 
 
-def _fused(network: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
-    """Yield the parameters of fused projections: the linear layer, the name of the parameter, the number of parts."""
+def _fused(network: nn.Module) -> Iterator[tuple[nn.Module, str, tuple[int, ...]]]:
+    """Yield the parameters of fused projections: the linear layer, the name of the parameter, the sizes of its parts.
+
+    Linear layers of a single part need no other order of their rows.
+    """
     for module in network.modules():
-        if isinstance(module, SelfAttention | CrossAttention):
-            name, parts = module.FUSED
-            for parameter, _ in getattr(module, name).named_parameters():
+        if isinstance(module, SelfAttention | CrossAttention | FeedForward):
+            name, parts = module.fused
+            for parameter, _ in getattr(module, name).named_parameters() if len(parts) > 1 else ():
                 yield getattr(module, name), parameter, parts
 
 
@@ -184,7 +190,7 @@ class Layout:
             "folder": folder.name,
             "files": write_shards({key: state[name] for state, name, _, key in entries}, folder),
             "tensor_parallel_size": self.tensor_parallel_size,
-            "fused": {key: parts for *_, parameter, key in entries if (parts := self._parts(parameter)) > 1},
+            "fused": {key: parts for *_, parameter, key in entries if len(parts := self._parts(parameter)) > 1},
         }
         for state, name, _, _ in entries:
             state[name] = torch.empty(state[name].shape, dtype=state[name].dtype, device="meta")
@@ -200,13 +206,13 @@ class Layout:
         read_shards(tensors, path, index)
         for state, name, parameter, key in entries:
             state[name] = tensors[key]
-            if self._parts(parameter) > 1 and index["tensor_parallel_size"] != self.tensor_parallel_size:
+            if len(self._parts(parameter)) > 1 and index["tensor_parallel_size"] != self.tensor_parallel_size:
                 value = part_major(full_tensor(tensors[key]), self._parts(parameter), index["tensor_parallel_size"])
                 state[name] = shard(rank_major(value, self._parts(parameter), self.tensor_parallel_size), parameter)
 
-    def _parts(self, parameter: Tensor) -> int:
-        """Return the number of projections that are fused in a matrix."""
-        return self.parts.get(id(parameter), 1)
+    def _parts(self, parameter: Tensor) -> tuple[int, ...]:
+        """Return the relative sizes of the projections that are fused in a matrix."""
+        return self.parts.get(id(parameter), (1,))
 
     def _tensors(self, checkpoint: Mapping[str, Any]) -> Iterator[tuple[dict[Any, Any], Any, DTensor, str]]:
         """Yield the tensors of the shapes of divided parameters: dictionary, key, parameter, and key in the shards."""

@@ -76,7 +76,14 @@ def _transformer(network: Transformer) -> Any:
     from ctranslate2.specs import TransformerSpec
 
     settings = network.hyper_parameters
-    _check(network, positions=("sinusoidal", "learned"), cross_attention=("dot_product",), pointer_generator=(False,))
+    _check(
+        network,
+        positions=("sinusoidal", "learned"),
+        cross_attention=("dot_product",),
+        pointer_generator=(False,),
+        activation=("relu",),
+        norm_type=("layer",),
+    )
     spec = TransformerSpec.from_config(
         settings["num_layers"], settings["num_heads"], pre_norm=settings["norm"] == "pre"
     )
@@ -104,7 +111,19 @@ def _gpt(network: GPT) -> Any:
     from ctranslate2.specs.common_spec import Activation
 
     settings = network.hyper_parameters
-    _check(network, positions=("sinusoidal", "learned", "rotary", "randomized"))
+    _check(
+        network,
+        positions=("sinusoidal", "learned", "rotary", "randomized"),
+        activation=("gelu", "gelu_tanh"),
+        rotary_base=(10000,),
+        d_head=(None, settings["d_model"] // settings["num_heads"]),
+        num_kv_heads=(None, settings["num_heads"]),
+        qk_norm=(False,),
+        norm_type=("layer",),
+        norm_eps=(1e-5,),
+        window=(None,),
+        logit_cap=(None,),
+    )
     rotates = isinstance(network.positions, RotaryPositions)
     spec = TransformerDecoderModelSpec.from_config(
         settings["num_layers"],
@@ -130,9 +149,9 @@ def _check(network: Transformer | GPT, **supported: tuple[Any, ...]) -> None:
     """Raise UserError if a hyper-parameter has none of the values that CTranslate2 supports."""
     for name, values in supported.items():
         if (value := network.hyper_parameters[name]) not in values:
+            *allowed, actual = ("null" if each is None else str(each).lower() for each in (*values, value))
             raise UserError(
-                f"{name} must be {', '.join(map(str, values)).lower()} for --format ctranslate2, but is "
-                f"{str(value).lower()}; try --format safetensors"
+                f"{name} must be {', '.join(allowed)} for --format ctranslate2, but is {actual}; try --format safetensors"
             )
 
 

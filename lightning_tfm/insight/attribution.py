@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from lightning_tfm.errors import UserError
 from lightning_tfm.insight.interventions import Component, Part, components, interventions
 from lightning_tfm.insight.sample import BATCH_TOKENS, Sample, log_probabilities, logits_of, tokens_of
-from lightning_tfm.layers import AddNorm, Attention, FeedForward
+from lightning_tfm.layers import AddNorm, Attention, FeedForward, Norm
 from lightning_tfm.networks import Network
 from lightning_tfm.networks.encoder_classifier import drop_words
 
@@ -67,11 +67,12 @@ def logit_lens(network: Network, inputs: tuple[Tensor, ...]) -> dict[str, Tensor
 def direct_logit_attribution(network: Network, sample: Sample) -> dict[Part, Tensor]:
     """Return the contributions (B, T) of all heads, feed-forward networks, the embedding and the biases to the logits.
 
-    The contributions sum to the logit. The scale of each layer norm is that of the whole residual stream, so that the
-    norm is linear (Elhage et al. 2021).
+    The contributions sum to the logit. The scale of each norm is that of the whole residual stream, so that the norm
+    is linear (Elhage et al. 2021).
 
     Raises:
-        UserError: if the logits are not a linear function of a residual stream, as in a recurrent network.
+        UserError: if the logits are not a linear function of a residual stream, as in a recurrent network or with a cap
+            of the logits.
     """
     constant = getattr(network, "special_bias", None)  # of ids that a text does not have
     with _recorded(network) as stream:
@@ -79,8 +80,8 @@ def direct_logit_attribution(network: Network, sample: Sample) -> dict[Part, Ten
     expected = stream.logits if constant is None or stream.logits is None else stream.logits + constant
     if not stream.parts or expected is None or not logits.equal(expected):
         raise UserError(
-            "direct logit attribution needs a network whose output layer reads the residual stream, unlike "
-            f"{type(network).__name__}; try ablations"
+            "direct logit attribution needs a network whose logits are a linear function of the residual stream, "
+            f"unlike those of {type(network).__name__} with its settings; try ablations"
         )
     directions = network.head.weight[sample.targets]  # (B, T, D)
     attribution = {part: (value * directions).sum(-1) for part, value in stream.parts.items()}
@@ -110,15 +111,18 @@ class _Stream:
         if not layer.is_pre:
             self.normalize(layer.norm, self.total, output)
 
-    def normalize(self, norm: nn.LayerNorm, x: Tensor, output: Tensor) -> None:
-        """Apply a layer norm with the scale of x (B, T, D) to the contributions."""
+    def normalize(self, norm: Norm, x: Tensor, output: Tensor) -> None:
+        """Apply a norm with the scale of x (B, T, D) to the contributions."""
         if not self._continues(x):
             return
-        scale = (x.var(-1, unbiased=False, keepdim=True) + norm.eps).rsqrt() * norm.weight
+
+        def centered(value: Tensor) -> Tensor:  # by layer norm only
+            return value - value.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else value
+
+        scale = (centered(x).square().mean(-1, keepdim=True) + norm.eps).rsqrt() * norm.weight
         for part, value in self.parts.items():
-            value = value[:, -x.size(1) :]
-            self.parts[part] = (value - value.mean(-1, keepdim=True)) * scale
-        if norm.bias is not None:
+            self.parts[part] = centered(value[:, -x.size(1) :]) * scale
+        if isinstance(norm, nn.LayerNorm) and norm.bias is not None:
             self.parts[BIAS] = self.parts[BIAS] + norm.bias
         self.total = output
 
@@ -157,7 +161,7 @@ def _recorded(network: Network) -> Iterator[_Stream]:
             return module, lambda _, __, out: stream.updates.update({id(out): (out, {Part(name): out})})
         if isinstance(module, AddNorm):
             return module, lambda layer, args, out: stream.add(layer, args[0], args[1], out)
-        if isinstance(module, nn.LayerNorm) and module not in inner:
+        if isinstance(module, Norm) and module not in inner:
             return module, lambda layer, args, out: stream.normalize(layer, args[0], out)
         if module is network.head:
             return module, lambda _, args, out: stream.end(args[0], out)

@@ -22,6 +22,7 @@ from lightning_tfm.layers.monotonic import (
     MonotonicCrossAttention,
     monotonic_weights,
 )
+from lightning_tfm.layers.norms import HeadNorm, Norm, NormType, norm_layer
 from lightning_tfm.layers.pointer import PointerGenerator
 from lightning_tfm.layers.positions import (
     AlibiPositions,
@@ -38,15 +39,20 @@ from lightning_tfm.layers.positions import (
 )
 from lightning_tfm.layers.precision import at_least_float32
 from lightning_tfm.layers.transformer_layer import (
+    Activation,
     AddNorm,
     CrossAttentionKind,
     FeedForward,
     LayerCache,
+    SquaredReLU,
+    SwiGLU,
     TransformerLayer,
+    activation_function,
 )
 
 __all__ = [
     "LSTM",
+    "Activation",
     "AddNorm",
     "AdditiveAttention",
     "AlibiPositions",
@@ -58,6 +64,7 @@ __all__ = [
     "FeedForward",
     "FreqsCis",
     "HardMonotonicAttention",
+    "HeadNorm",
     "Int8Linear",
     "KVCache",
     "LayerCache",
@@ -66,6 +73,8 @@ __all__ = [
     "LocationAwareAttention",
     "MonotonicAttention",
     "MonotonicCrossAttention",
+    "Norm",
+    "NormType",
     "PointerGenerator",
     "PositionScheme",
     "Positions",
@@ -73,7 +82,10 @@ __all__ = [
     "RotaryPositions",
     "SelfAttention",
     "SinusoidalPositions",
+    "SquaredReLU",
+    "SwiGLU",
     "TransformerLayer",
+    "activation_function",
     "apply_rotary",
     "at_least_float32",
     "attention_layers",
@@ -84,6 +96,7 @@ __all__ = [
     "join_heads",
     "lstm_with_attention",
     "monotonic_weights",
+    "norm_layer",
     "position_scheme",
     "quantize",
     "scaled_dot_product_weights",

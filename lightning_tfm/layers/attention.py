@@ -20,10 +20,14 @@ from torch.nn import functional as F
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers.cpu import Linear
+from lightning_tfm.layers.norms import HeadNorm
 from lightning_tfm.layers.positions import FreqsCis, apply_rotary
 
 KVCache = tuple[Tensor, Tensor]
-"""KV cache of an attention layer of a decoder: the keys and the values, (B, H, S, D/H) each."""
+"""KV cache of an attention layer of a decoder: the keys and the values, (B, H, S, D/H) each.
+
+With grouped-query attention, H is the number of heads of keys and values.
+"""
 
 
 class Attention(nn.Module, ABC):
@@ -180,14 +184,16 @@ def check_num_heads(d_model: int, num_heads: int) -> None:
         )
 
 
-def split_heads(projected: Tensor, parts: int, num_heads: int) -> list[Tensor]:
-    """Split projections (B, T, parts * D) into a tensor of heads (B, H, T, D/H) for each part."""
+def split_heads(projected: Tensor, *num_heads: int) -> list[Tensor]:
+    """Split projections (B, T, N d) of N heads of width d into parts (B, H, T, d) whose numbers of heads H sum to N."""
     # Split parts before heads: splitting all heads at once would copy the gradients once more in the backward pass.
-    return [part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in projected.chunk(parts, dim=-1)]
+    d_head = projected.size(-1) // sum(num_heads)
+    parts = projected.split([number * d_head for number in num_heads], dim=-1)
+    return [part.unflatten(-1, (-1, d_head)).transpose(1, 2) for part in parts]
 
 
 def join_heads(contexts: Tensor) -> Tensor:
-    """Join the contexts (B, H, T, D/H) of the heads to (B, T, D), the inverse of `split_heads` for one part."""
+    """Join the contexts (B, H, T, d) of the heads to (B, T, H d), the inverse of `split_heads` for one part."""
     return contexts.transpose(1, 2).flatten(2)
 
 
@@ -196,26 +202,68 @@ class SelfAttention(Attention):
 
     Args:
         d_model: width D.
-        num_heads: number of heads H; must divide d_model.
+        num_heads: number of heads H; must divide d_model unless d_head is given.
         bias: whether the projections have a bias.
+        num_kv_heads: number of heads of keys and values, each of which is shared by H / num_kv_heads consecutive heads
+            of queries (grouped-query attention, Ainslie et al. 2023); None for H.
+        d_head: width of a head; None for D/H.
+        qk_norm_eps: epsilon of an RMSNorm of the queries and of the keys of each head, before their rotation (QK-norm,
+            Henry et al. 2020, there with a norm of 1); None without these norms.
+
+    Attributes:
+        num_kv_heads: number of heads of keys and values.
+        fused: name of the linear layer that computes several projections, and their relative sizes.
+
+    Raises:
+        UserError: if the numbers of heads do not divide each other or the width.
     """
 
     over_memory = False
-    FUSED = ("qkv_proj", 3)  # linear layer, and the number of its projections
 
-    def __init__(self, d_model: int, num_heads: int, bias: bool = True) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        bias: bool = True,
+        num_kv_heads: int | None = None,
+        d_head: int | None = None,
+        qk_norm_eps: float | None = None,
+    ) -> None:
         super().__init__()
-        check_num_heads(d_model, num_heads)
-        self.num_heads = num_heads
-        self.qkv_proj = Linear(d_model, 3 * d_model, bias=bias)  # one matrix product instead of three
-        self.out_proj = Linear(d_model, d_model, bias=bias)
+        if d_head is None:
+            check_num_heads(d_model, num_heads)
+            d_head = d_model // num_heads
+        if num_kv_heads is None:
+            num_kv_heads = num_heads
+        if num_heads % num_kv_heads:
+            raise UserError(
+                f"num_kv_heads must divide num_heads ({num_heads}), but is {num_kv_heads}; "
+                f"try {math.gcd(num_heads, num_kv_heads)}"
+            )
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+        self.fused = ("qkv_proj", (num_heads // num_kv_heads, 1, 1))
+        # One matrix product instead of three.
+        self.qkv_proj = Linear(d_model, (num_heads + 2 * num_kv_heads) * d_head, bias=bias)
+        self.out_proj = Linear(num_heads * d_head, d_model, bias=bias)
+        self.q_norm, self.k_norm = (
+            nn.Identity() if qk_norm_eps is None else HeadNorm(d_head, qk_norm_eps) for _ in range(2)
+        )
 
-    def _project(self, x: Tensor, past: KVCache | None, freqs_cis: FreqsCis | None) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = split_heads(self.qkv_proj(x), 3, self.num_heads)
-        query, key = apply_rotary(query, freqs_cis), apply_rotary(key, freqs_cis)  # the cache contains rotated keys
+    def _project(self, x: Tensor, past: KVCache | None, freqs_cis: FreqsCis | None) -> tuple[Tensor, KVCache]:
+        """Return the queries, and the KV cache with the keys and values of x."""
+        query, key, value = split_heads(self.qkv_proj(x), self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        # The cache contains rotated keys.
+        query, key = apply_rotary(self.q_norm(query), freqs_cis), apply_rotary(self.k_norm(key), freqs_cis)
         if past is not None:
             key, value = torch.cat((past[0], key), dim=2), torch.cat((past[1], value), dim=2)
-        return query, key, value
+        return query, (key, value)
+
+    def _repeat(self, heads: Tensor) -> Tensor:
+        """Repeat the keys or values (B, num_kv_heads, S, d) for each head of queries, (B, H, S, d)."""
+        if self.num_kv_heads == self.num_heads:
+            return heads
+        groups = self.num_heads // self.num_kv_heads
+        return heads.unsqueeze(2).expand(-1, -1, groups, -1, -1).flatten(1, 2)
 
     def forward(
         self,
@@ -239,9 +287,10 @@ class SelfAttention(Attention):
             The context (B, T, D), and the KV cache for the next call.
         """
         assert not (is_causal and past is not None)
-        query, key, value = self._project(x, past, freqs_cis)
+        query, cache = self._project(x, past, freqs_cis)
+        key, value = map(self._repeat, cache)
         context = scaled_dot_product_attention(query, key, value, mask, is_causal)
-        return self.out_proj(join_heads(context)), (key, value)
+        return self.out_proj(join_heads(context)), cache
 
     def weights(
         self,
@@ -251,8 +300,8 @@ class SelfAttention(Attention):
         past: KVCache | None = None,
         freqs_cis: FreqsCis | None = None,
     ) -> Tensor:
-        query, key, _ = self._project(x, past, freqs_cis)
-        return scaled_dot_product_weights(query, key, mask, is_causal)
+        query, (key, _) = self._project(x, past, freqs_cis)
+        return scaled_dot_product_weights(query, self._repeat(key), mask, is_causal)
 
     def with_weights(
         self,
@@ -263,17 +312,24 @@ class SelfAttention(Attention):
         past: KVCache | None = None,
         freqs_cis: FreqsCis | None = None,
     ) -> tuple[Tensor, KVCache]:
-        _, key, value = self._project(x, past, freqs_cis)
-        return self.out_proj(join_heads(weights.to(value.dtype) @ value)), (key, value)
+        _, cache = self._project(x, past, freqs_cis)
+        value = self._repeat(cache[1])
+        return self.out_proj(join_heads(weights.to(value.dtype) @ value)), cache
 
 
 class CrossAttention(Attention):
     """Multi-head cross-attention of a decoder over the memory, the output of the encoder.
 
-    The arguments are those of `SelfAttention`.
+    Args:
+        d_model: width D.
+        num_heads: number of heads H; must divide d_model.
+        bias: whether the projections have a bias.
+
+    Attributes:
+        fused: see `SelfAttention`.
     """
 
-    FUSED = ("kv_proj", 2)
+    fused = ("kv_proj", (1, 1))
 
     def __init__(self, d_model: int, num_heads: int, bias: bool = True) -> None:
         super().__init__()
@@ -288,11 +344,11 @@ class CrossAttention(Attention):
 
         The rotations are those of the positions of the memory, see `Positions.rotations`.
         """
-        key, value = split_heads(self.kv_proj(memory), 2, self.num_heads)
+        key, value = split_heads(self.kv_proj(memory), self.num_heads, self.num_heads)
         return apply_rotary(key, freqs_cis), value
 
     def _query(self, x: Tensor, freqs_cis: FreqsCis | None) -> Tensor:
-        return apply_rotary(split_heads(self.q_proj(x), 1, self.num_heads)[0], freqs_cis)
+        return apply_rotary(split_heads(self.q_proj(x), self.num_heads)[0], freqs_cis)
 
     def forward(self, x: Tensor, memory: KVCache, mask: Tensor, freqs_cis: FreqsCis | None = None) -> Tensor:
         """Return the context (B, T, D) of x over the memory.

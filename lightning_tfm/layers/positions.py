@@ -134,21 +134,26 @@ class RotaryPositions(Positions):
     """Rotary positional encodings (Su et al. 2021, 3.2.2).
 
     Queries and keys are rotated, so their dot product depends on the distance between their positions. Elements 2i and
-    2i + 1 of a head form a complex number, rotated by the angle p / 10000^(2i/d) at position p. The width d of a head,
-    `d_head`, must be even.
+    2i + 1 of a head form a complex number, rotated by the angle p / base^(2i/d) at position p. The base is 10000 in the
+    paper. The width d of a head, `d_head`, must be even.
 
     Raises:
-        UserError: if d_head is odd.
+        UserError: if d_head is odd, or base is not positive.
     """
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, max_length: int, d_head: int) -> None:
+    def __init__(self, max_length: int, d_head: int, base: float = 10000.0) -> None:
         super().__init__()
         if d_head % 2:
-            raise UserError(f"d_model / num_heads must be even for rotary positions, but is {d_head}; try {d_head + 1}")
-        angles = torch.outer(torch.arange(max_length), 10000.0 ** -(torch.arange(0, d_head, 2) / d_head))
+            raise UserError(
+                "d_head, by default d_model / num_heads, must be even for rotary positions, "
+                f"but is {d_head}; try {d_head + 1}"
+            )
+        if not 0 < base < math.inf:
+            raise UserError(f"rotary_base must be above 0 and finite, but is {base}; try 10000")
+        angles = torch.outer(torch.arange(max_length), base ** -(torch.arange(0, d_head, 2) / d_head))
         self.register_buffer("cos", angles.cos(), persistent=False)  # real, since `.to(dtype)` drops imaginary parts
         self.register_buffer("sin", angles.sin(), persistent=False)
 
@@ -233,8 +238,32 @@ def apply_rotary(x: Tensor, freqs_cis: FreqsCis | None) -> Tensor:
     return torch.view_as_real(numbers * freqs_cis).flatten(-2).type_as(x)
 
 
-def position_scheme(name: PositionScheme, max_length: int, d_model: int, num_heads: int) -> Positions:
-    """Return a position scheme for positions 0 to max_length - 1."""
+def position_scheme(
+    name: PositionScheme,
+    max_length: int,
+    d_model: int,
+    num_heads: int,
+    d_head: int | None = None,
+    rotary_base: float = 10000.0,
+) -> Positions:
+    """Return a position scheme for positions 0 to max_length - 1.
+
+    Args:
+        name: the name of the scheme.
+        max_length: the number of positions.
+        d_model: the width of the embeddings.
+        num_heads: the number of attention heads.
+        d_head: the width of a head; None for d_model / num_heads.
+        rotary_base: the base of the rotary schemes, see `RotaryPositions`.
+
+    Raises:
+        UserError: if there is no scheme of this name, or it cannot have these settings.
+    """
+    if rotary_base != 10000 and name not in ("rotary", "randomized", "coupled"):
+        raise UserError(
+            f"rotary_base must be 10000 with positions {name}, which are not rotary, but is {rotary_base}; "
+            "set positions to rotary"
+        )
     match name:
         case "sinusoidal":
             return SinusoidalPositions(max_length, d_model)
@@ -242,7 +271,7 @@ def position_scheme(name: PositionScheme, max_length: int, d_model: int, num_hea
             return LearnedPositions(max_length, d_model)
         case "rotary" | "randomized" | "coupled":
             rotary = {"rotary": RotaryPositions, "randomized": RandomizedPositions, "coupled": CoupledPositions}
-            return rotary[name](max_length, d_model // num_heads)
+            return rotary[name](max_length, d_model // num_heads if d_head is None else d_head, rotary_base)
         case "alibi":
             return AlibiPositions(num_heads)
         case "none":

@@ -5,13 +5,17 @@ Shapes: batch B, queries T, keys S, width D, heads H. Masks are boolean and True
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, get_args
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from lightning_tfm.errors import UserError
 from lightning_tfm.layers.attention import CrossAttention, KVCache, SelfAttention
 from lightning_tfm.layers.cpu import Dropout, Linear
 from lightning_tfm.layers.monotonic import MonotonicCrossAttention
+from lightning_tfm.layers.norms import Norm
 from lightning_tfm.layers.positions import FreqsCis
 
 LayerCache = tuple[Tensor, ...]
@@ -24,24 +28,84 @@ CrossAttentionKind = Literal["dot_product", "monotonic"]
 """Cross-attention of a layer: `CrossAttention` or `MonotonicCrossAttention`."""
 
 
+Activation = Literal["relu", "gelu", "gelu_tanh", "relu_squared", "swiglu"]
+"""Names of the activations, see `activation_function`."""
+
+
+class SquaredReLU(nn.Module):
+    """Squared ReLU, max(x, 0)^2 (So et al. 2021)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activations of a tensor of any shape."""
+        return F.relu(x).square()
+
+
+class SwiGLU(nn.Module):
+    """SwiGLU, x sigmoid(x) y for the halves x and y of an input (Shazeer 2020)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activations (..., F) of an input (..., 2 F)."""
+        gate, linear = x.chunk(2, dim=-1)
+        return F.silu(gate) * linear
+
+
+def activation_function(name: Activation) -> nn.Module:
+    """Return an activation of a feed-forward network.
+
+    Args:
+        name: "relu"; "gelu" (Hendrycks & Gimpel 2016), or "gelu_tanh", its tanh approximation; "relu_squared", see
+            `SquaredReLU`; or "swiglu", see `SwiGLU`.
+
+    Raises:
+        UserError: if there is no activation of this name.
+    """
+    match name:
+        case "relu":
+            # In place, it saves a write of the widest tensor of a layer, whose sign suffices for the gradient.
+            return nn.ReLU(inplace=True)
+        case "gelu":
+            return nn.GELU()
+        case "gelu_tanh":
+            return nn.GELU(approximate="tanh")
+        case "relu_squared":
+            return SquaredReLU()
+        case "swiglu":
+            return SwiGLU()
+    raise UserError(f"activation must be one of {', '.join(get_args(Activation))}, but is {name!r}; try gelu")
+
+
 class FeedForward(nn.Sequential):
-    """Position-wise feed-forward network W_2 f(W_1 x + b_1) + b_2 (Vaswani et al. 2017, equation 2)."""
+    """Position-wise feed-forward network W_2 f(W_1 x + b_1) + b_2 (Vaswani et al. 2017, equation 2).
+
+    With `SwiGLU`, W_1 computes both of its inputs, the first one in its upper half.
+
+    Attributes:
+        fused: see `SelfAttention`.
+    """
 
     def __init__(self, d_model: int, d_ff: int, activation: nn.Module, bias: bool = True) -> None:
-        super().__init__(Linear(d_model, d_ff, bias=bias), activation, Linear(d_ff, d_model, bias=bias))
+        inputs = (1, 1) if isinstance(activation, SwiGLU) else (1,)
+        super().__init__(Linear(d_model, len(inputs) * d_ff, bias=bias), activation, Linear(d_ff, d_model, bias=bias))
+        self.fused = ("0", inputs)
 
 
 class AddNorm(nn.Module):
-    """Residual connection and layer norm of a sub-layer, with dropout on its output.
+    """Residual connection and norm of a sub-layer, with dropout on its output.
 
-    Post-norm is LayerNorm(x + Sublayer(x)), as in the paper (Vaswani et al. 2017, 3.1). Pre-norm is
-    x + Sublayer(LayerNorm(x)) and trains without a long warm-up (Xiong et al. 2020).
+    Post-norm is Norm(x + Sublayer(x)), as in the paper (Vaswani et al. 2017, 3.1). Pre-norm is x + Sublayer(Norm(x))
+    and trains without a long warm-up (Xiong et al. 2020). `new_norm` returns a norm of a width.
     """
 
-    def __init__(self, d_model: int, norm: Literal["pre", "post"], dropout: float, bias: bool = True) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        norm: Literal["pre", "post"],
+        dropout: float,
+        new_norm: Callable[[int], Norm] = nn.LayerNorm,
+    ) -> None:
         super().__init__()
         self.is_pre = norm == "pre"
-        self.norm = nn.LayerNorm(d_model, bias=bias)
+        self.norm = new_norm(d_model)
         self.dropout = Dropout(dropout)
 
     def before(self, x: Tensor) -> Tensor:
@@ -64,10 +128,12 @@ class TransformerLayer(nn.Module):
         dropout: dropout on the output of each sub-layer.
         norm: "pre" or "post", see `AddNorm`.
         activation: activation of the feed-forward network.
-        bias: whether linear layers and norms have a bias.
+        bias: whether linear layers have a bias.
         cross_attention: how the layer attends to an encoder; None without an encoder.
         keeps_weights: whether the cache, which `forward` then returns too, has the weights of dot-product
             cross-attention.
+        new_norm: a function that returns a norm of a width.
+        new_self_attention: `SelfAttention`, or a function of its first arguments d_model, num_heads and bias.
     """
 
     COLUMNS = ("self_attention.qkv_proj", "cross_attention.q_proj", "cross_attention.kv_proj", "feed_forward.0")
@@ -87,20 +153,22 @@ class TransformerLayer(nn.Module):
         bias: bool = True,
         cross_attention: CrossAttentionKind | None = None,
         keeps_weights: bool = False,
+        new_norm: Callable[[int], Norm] = nn.LayerNorm,
+        new_self_attention: Callable[[int, int, bool], SelfAttention] = SelfAttention,
     ) -> None:
         super().__init__()
         self.keeps_weights = keeps_weights
-        self.self_attention = SelfAttention(d_model, num_heads, bias)
-        self.add_self = AddNorm(d_model, norm, dropout, bias)
+        self.self_attention = new_self_attention(d_model, num_heads, bias)
+        self.add_self = AddNorm(d_model, norm, dropout, new_norm)
         if cross_attention is not None:
             kinds: dict[str, type[CrossAttention | MonotonicCrossAttention]] = {
                 "dot_product": CrossAttention,
                 "monotonic": MonotonicCrossAttention,
             }
             self.cross_attention = kinds[cross_attention](d_model, num_heads, bias)
-            self.add_cross = AddNorm(d_model, norm, dropout, bias)
+            self.add_cross = AddNorm(d_model, norm, dropout, new_norm)
         self.feed_forward = FeedForward(d_model, d_ff, activation, bias)
-        self.add_feed_forward = AddNorm(d_model, norm, dropout, bias)
+        self.add_feed_forward = AddNorm(d_model, norm, dropout, new_norm)
 
     def forward(
         self,

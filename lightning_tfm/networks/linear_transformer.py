@@ -47,7 +47,7 @@ class LinearAttention(Attention):
         """Return phi(q), phi(k) and v, (B, H, T, D/H) each; phi(k) is 0 at padding."""
         query, key, value = self.qkv_proj(x).chunk(3, dim=-1)
         features = F.elu(query) + 1, (F.elu(key) + 1) * real.unsqueeze(-1), value  # (B, T, D) each
-        query, key, value = (split_heads(part, 1, self.num_heads)[0] for part in features)
+        query, key, value = (split_heads(part, self.num_heads)[0] for part in features)
         return query, key, value
 
     def forward(self, x: Tensor, real: Tensor, state: State | None = None) -> tuple[Tensor, State]:

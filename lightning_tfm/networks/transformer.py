@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from lightning_tfm.layers import (
+    Activation,
     CrossAttentionKind,
     Dropout,
     KVCache,
     LayerCache,
     Linear,
+    NormType,
     PointerGenerator,
     PositionScheme,
     TransformerLayer,
+    activation_function,
     check_num_heads,
+    norm_layer,
     position_scheme,
 )
 from lightning_tfm.networks.network import DataProperties, Memory, Seq2SeqNetwork, State, check_max_length
@@ -36,7 +41,7 @@ class Transformer(Seq2SeqNetwork):
         d_ff: width of the hidden layer of the feed-forward network; 4 x d_model in the paper.
         dropout: dropout on embeddings and on the output of each sub-layer, as in the paper (5.4).
         max_length: maximum length of a source and of a target in tokens; if null, `fit` infers it from the data.
-        norm: layer norm before each sub-layer ("pre") or after each residual sum ("post", as in the paper).
+        norm: norm before each sub-layer ("pre") or after each residual sum ("post", as in the paper).
         positions: the position scheme, "sinusoidal" in the paper; see `position_scheme`. Source and target are both
             numbered from 0.
         tie_embeddings: whether both embeddings and the output layer share their weights, as in the paper (3.4).
@@ -44,6 +49,10 @@ class Transformer(Seq2SeqNetwork):
             the heads of its last cross-attention.
         cross_attention: "dot_product", as in the paper, or "monotonic", whose heads attend to one token each and only
             move from left to right (Raffel et al. 2017), by a loop over the target.
+        activation: activation of the feed-forward network: "relu", as in the paper, "gelu" (Hendrycks & Gimpel 2016),
+            "gelu_tanh", its tanh approximation, "relu_squared" (So et al. 2021) or "swiglu" (Shazeer 2020), which adds
+            half as many weights to the feed-forward network unless d_ff is 2/3 as large.
+        norm_type: "layer" for layer norm, as in the paper, or "rms" for RMSNorm (Zhang & Sennrich 2019).
     """
 
     def __init__(
@@ -60,19 +69,23 @@ class Transformer(Seq2SeqNetwork):
         tie_embeddings: bool = False,
         pointer_generator: bool = False,
         cross_attention: CrossAttentionKind = "dot_product",
+        activation: Activation = "relu",
+        norm_type: NormType = "layer",
     ) -> None:
         super().__init__()
         check_num_heads(d_model, num_heads)
         self.max_length = check_max_length(max_length)
         self.scale = math.sqrt(d_model)  # scales embeddings to the size of the positional encodings (3.4)
 
+        new_norm = partial(norm_layer, norm_type)
+
         def layer(cross_attention: CrossAttentionKind | None, keeps_weights: bool = False) -> TransformerLayer:
-            # ReLU in place saves a write of the widest tensor of a layer, whose sign suffices for the gradient.
-            relu = nn.ReLU(inplace=True)
-            return TransformerLayer(d_model, num_heads, d_ff, dropout, norm, relu, True, cross_attention, keeps_weights)
+            function = activation_function(activation)
+            parts = cross_attention, keeps_weights, new_norm
+            return TransformerLayer(d_model, num_heads, d_ff, dropout, norm, function, True, *parts)
 
         def last_norm() -> nn.Module:  # a pre-norm stack ends with an unnormalized sum
-            return nn.LayerNorm(d_model) if norm == "pre" else nn.Identity()
+            return new_norm(d_model) if norm == "pre" else nn.Identity()
 
         self.source_embedding = nn.Embedding(vocab_size, d_model)
         self.target_embedding = nn.Embedding(vocab_size, d_model)
