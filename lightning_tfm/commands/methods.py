@@ -33,7 +33,6 @@ NETWORKS = {
 
 FIXED = {
     "EncoderClassifier": ["learned positional embeddings"],
-    "GPT": [r"tied embeddings \cite{press2017}"],
     "LinearTransformer": [r"tied embeddings \cite{press2017}"],
     "MaskedEncoder": ["learned positional embeddings", r"tied embeddings \cite{press2017}"],
 }
@@ -45,19 +44,31 @@ SETTINGS = {
     "d_model": "a width of #",
     "d_embedding": "embeddings of width #",
     "num_heads": "# attention heads",
+    "num_kv_heads": r"# key-value heads \cite{ainslie2023}",
+    "d_head": "heads of width #",
     "d_ff": "feed-forward networks of width #",
     "d_classifier": "a hidden layer of width # before the output",
     "dropout": r"dropout \cite{srivastava2014} of #",
     "word_dropout": r"word dropout \cite{iyyer2015} of #",
     "num_bigram_buckets": "a naive Bayes classifier with # bigram ids, averaged with the network",
     "max_length": "a maximum length of # tokens",
+    "window": r"attention to a sliding window of # tokens \cite{beltagy2020}",
+    "rotary_base": "a base of # of the rotary encodings",
+    "norm_eps": "an epsilon of # of the norms",
+    "logit_cap": r"logits capped at # \cite{gemma2024}",
 }
 """Phrases of the settings of a network that are numbers."""
+
+USUAL = {"rotary_base": 10000, "norm_eps": 1e-5}
+"""Values of these settings that have no phrase."""
 
 CHOICES: dict[str, dict[object, str]] = {
     "activation": {
         "gelu": r"GELU activations \cite{hendrycks2016}",
         "gelu_tanh": r"GELU activations \cite{hendrycks2016} in their tanh approximation",
+        "relu": "ReLU activations",
+        "relu_squared": r"squared ReLU activations \cite{so2021}",
+        "swiglu": r"SwiGLU activations \cite{shazeer2020}",
     },
     "attention": {
         "additive": r"additive attention \cite{bahdanau2015}",
@@ -71,6 +82,7 @@ CHOICES: dict[str, dict[object, str]] = {
     "naive_bayes_weight": {},  # it has a value without naive Bayes, too
     "features_encoder": {"linear": "features whose embeddings are added to that of each token"},
     "norm": {"pre": r"pre-norm \cite{xiong2020}", "post": "post-norm"},
+    "norm_type": {"rms": r"RMSNorm \cite{zhang2019}"},
     "pointer_generator": {True: r"a pointer-generator output \cite{see2017}"},
     "positions": {
         "alibi": r"linear attention biases (ALiBi) \cite{press2022}",
@@ -81,6 +93,7 @@ CHOICES: dict[str, dict[object, str]] = {
         "rotary": r"rotary positional encodings \cite{su2021}",
         "sinusoidal": r"sinusoidal positional encodings \cite{vaswani2017}",
     },
+    "qk_norm": {True: r"normalized queries and keys \cite{henry2020}"},
     "text_only": {},
     "tie_embeddings": {True: r"tied embeddings \cite{press2017}"},
 }
@@ -242,12 +255,12 @@ def _phrase(network: str, name: str, value: object) -> str:
     is_known = network in NETWORKS  # the settings of other networks may have another meaning
     if is_known and name in CHOICES:
         return CHOICES[name].get(value, "")
-    if not value:
+    if not value or value == USUAL.get(name):
         return ""
     template = SETTINGS.get(f"{network}.{name}", SETTINGS.get(name))
     if template is None or not is_known:
         return f"{_code(name)} {_value(value)}"
-    singular = template.replace("# layers", "# layer").replace("# attention heads", "# attention head")
+    singular = template.replace("# layers", "# layer").replace(" heads", " head")
     return (singular if value == 1 else template).replace("#", _value(value))
 
 

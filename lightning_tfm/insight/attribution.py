@@ -278,7 +278,9 @@ def integrated_gradients(network: Network, sample: Sample, max_steps: int = MAX_
     2017). The input is the source, or the text, or source and target in one sequence.
 
     Note:
-        The evidence of a `NaiveBayes` is constant on this line, so only `occlusion` shows its words.
+        The evidence of a `NaiveBayes` is constant on this line, so only `occlusion` shows its words. With RMSNorm and
+        without biases and embedded positions, as in Llama, the first norm is steep near 0, so that max_steps do not
+        suffice.
 
     Args:
         network: the network, in evaluation mode.

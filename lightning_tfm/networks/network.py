@@ -244,7 +244,7 @@ class CausalNetwork(Seq2SeqNetwork):
         return "sequence"
 
     def source_attention(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
-        """Select the weights (B, H, T, S) of the target over the source, normalized to sum to 1."""
+        """Select the weights (B, H, T, S) of the target over the source, normalized to sum to 1 unless all are 0."""
         S = source.size(1)
         parts = {name: weights[:, :, S:, :S] for name, weights in maps.items()}
         return {

@@ -14,7 +14,7 @@ from lightning_tfm.inference.decoding import continue_text
 from lightning_tfm.networks import GPT
 from lightning_tfm.networks.gpt2 import from_huggingface
 from lightning_tfm.tokenization import PAD
-from support.networks import randomize
+from support.networks import LLAMA, QWEN3, randomize
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
@@ -61,7 +61,174 @@ def test_gpt_reads_a_pair_as_one_sequence(batch):
         torch.testing.assert_close(pairs[row, :T], as_text[0, S:], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("network", ["GPT", "GPT no_bias", "GPT rotary"], indirect=True)
+SETTINGS = {
+    "GPT-2": {},
+    "no biases": {"bias": False},
+    "ReLU": {"activation": "relu"},
+    "squared ReLU": {"activation": "relu_squared"},
+    "SwiGLU": {"activation": "swiglu"},
+    "width of the hidden layer": {"d_ff": 24},
+    "width of a head": {"d_head": 6},
+    "grouped queries": {"num_kv_heads": 2},
+    "one head of keys": {"num_kv_heads": 1},
+    "RMSNorm": {"norm_type": "rms", "norm_eps": 0.1},
+    "layer norm": {"norm_eps": 0.1},
+    "QK-norm": {"qk_norm": True, "norm_eps": 0.1},
+    "rotary": {"positions": "rotary", "rotary_base": 100},
+    "window": {"window": 3},
+    "untied": {"tie_embeddings": False},
+    "capped": {"logit_cap": 2.0},
+    "Llama": LLAMA,
+    "Qwen 3": QWEN3 | {"window": 5, "logit_cap": 3},
+}
+
+
+def formula(network, tokens):
+    """Return the logits (T, V) of a text (T), written out from the papers: one head and one position at a time."""
+    settings, weights = network.hyper_parameters, network.state_dict()
+    D, H, T = settings["d_model"], settings["num_heads"], len(tokens)
+    d, kv = settings["d_head"] or D // H, settings["num_kv_heads"] or H
+
+    def norm(x, name, kind=settings["norm_type"]):
+        if kind == "rms":
+            y = x / (x.square().mean() + settings["norm_eps"]).sqrt()
+        else:
+            y = (x - x.mean()) / ((x - x.mean()).square().mean() + settings["norm_eps"]).sqrt()
+        return y * weights[f"{name}.weight"] + weights.get(f"{name}.bias", 0)
+
+    def linear(x, name):
+        return weights[f"{name}.weight"] @ x + weights.get(f"{name}.bias", 0)
+
+    def rotated(x, position):
+        if settings["positions"] != "rotary":
+            return x
+        pairs = []
+        for i in range(d // 2):
+            angle = position / settings["rotary_base"] ** (2 * i / d)
+            a, b = x[2 * i], x[2 * i + 1]
+            pairs += [a * math.cos(angle) - b * math.sin(angle), a * math.sin(angle) + b * math.cos(angle)]
+        return torch.stack(pairs)
+
+    def activated(x):
+        match settings["activation"]:
+            case "relu":
+                return x.clamp(min=0)
+            case "relu_squared":
+                return x.clamp(min=0) ** 2
+            case "swiglu":
+                gate, linear = x[: len(x) // 2], x[len(x) // 2 :]
+                return gate / (1 + (-gate).exp()) * linear
+        return x * (1 + torch.erf(x / math.sqrt(2))) / 2
+
+    stream = [weights["embedding.weight"][token] for token in tokens]
+    if settings["positions"] == "learned":
+        stream = [x + weights["positions.weight"][position] for position, x in enumerate(stream)]
+    for number in range(settings["num_layers"]):
+        attention = f"layers.{number}.self_attention"
+        queries, keys, values = [], [], []
+        for position, x in enumerate(stream):
+            heads = linear(norm(x, f"layers.{number}.add_self.norm"), f"{attention}.qkv_proj").split(d)
+            q, k = heads[:H], heads[H : H + kv]
+            if settings["qk_norm"]:
+                q, k = ([norm(x, f"{attention}.{n}_norm", "rms") for x in part] for n, part in (("q", q), ("k", k)))
+            queries.append([rotated(x, position) for x in q])
+            keys.append([rotated(x, position) for x in k])
+            values.append(heads[H + kv :])
+        for t in range(T):
+            visible = range(max(0, t + 1 - (settings["window"] or T)), t + 1)
+            contexts = []
+            for h in range(H):
+                group = h // (H // kv)
+                scores = torch.stack([queries[t][h] @ keys[s][group] / math.sqrt(d) for s in visible])
+                contexts.append(sum(p * values[s][group] for p, s in zip(scores.softmax(0), visible, strict=True)))
+            stream[t] = stream[t] + linear(torch.cat(contexts), f"{attention}.out_proj")
+            hidden = linear(
+                norm(stream[t], f"layers.{number}.add_feed_forward.norm"), f"layers.{number}.feed_forward.0"
+            )
+            stream[t] = stream[t] + linear(activated(hidden), f"layers.{number}.feed_forward.2")
+    logits = torch.stack([linear(norm(x, "norm"), "head") for x in stream])
+    cap = settings["logit_cap"]
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@torch.no_grad()
+def test_gpt_equals_its_formula(settings):
+    network = randomize(GPT(11, 16, 4, 2, max_length=9, **settings)).double().eval()
+    tokens = torch.randint(0, 11, (2, 9))
+    actual = network(tokens[:, :0], tokens)
+    expected = torch.stack([formula(network, row) for row in tokens])
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-5)  # of rotations in float32
+    assert (network.head.weight is network.embedding.weight) is network.hyper_parameters["tie_embeddings"]
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_initial_weights_have_the_scale_of_gpt2(settings):
+    """Also those of the residual sum of 2 x num_layers sub-layers; biases are 0, and norms do not scale."""
+    network = GPT(300, **{"d_model": 128, "num_heads": 4, "num_layers": 3, "max_length": 100} | settings)
+    for name, weight in network.named_parameters():
+        if weight.dim() == 1:
+            assert weight.eq(0 if name.endswith("bias") else 1).all()
+        elif name != "positions.weight":
+            is_last = name.endswith(("out_proj.weight", "feed_forward.2.weight"))
+            assert weight.std().item() == pytest.approx(0.02 / math.sqrt(6 if is_last else 1), rel=0.05), name
+
+
+def test_swiglu_has_as_many_weights_as_gelu_by_default():
+    sizes = {}
+    for activation in ("gelu", "swiglu"):
+        network = GPT(11, 96, 4, 1, max_length=9, bias=False, activation=activation)
+        sizes[activation] = sum(weight.numel() for weight in network.layers[0].feed_forward.parameters())
+    assert sizes == {"gelu": 8 * 96**2, "swiglu": 8 * 96**2}
+
+
+def copy_rotated(ours, theirs, d):
+    """Copy the rows of a projection to heads of width d, whose halves Hugging Face rotates, not neighbors."""
+    order = torch.arange(d).view(2, -1).T.flatten()
+    ours.copy_(theirs.unflatten(0, (-1, d))[:, order].flatten(0, 1))
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen3"])
+@torch.no_grad()
+def test_gpt_expresses_llama_and_qwen3(name):
+    """SmolLM 2 is a Llama."""
+    sizes = {"hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 2, "max_position_embeddings": 12}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
+    ours = GPT(**{"vocab_size": 11, "d_model": 16, "num_heads": 4, "num_layers": 2, "max_length": 12, "d_ff": 40}
+        | (LLAMA | {"d_head": 6} if name == "Llama" else QWEN3)).double()  # fmt: skip
+    settings = ours.hyper_parameters
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=11,
+        rms_norm_eps=settings["norm_eps"],
+        rope_theta=settings["rotary_base"],
+        tie_word_embeddings=settings["tie_embeddings"],
+        **sizes,
+        **heads,
+    )
+    theirs = randomize(getattr(transformers, f"{name}ForCausalLM")(config).double().eval())
+    ours.embedding.weight.copy_(theirs.model.embed_tokens.weight)
+    ours.head.weight.copy_(theirs.lm_head.weight)
+    ours.norm.weight.copy_(theirs.model.norm.weight)
+    for layer, block in zip(ours.layers, theirs.model.layers, strict=True):
+        attention, theirs_attention = layer.self_attention, block.self_attn
+        query, key, value = attention.qkv_proj.weight.split([24, 12, 12])
+        copy_rotated(query, theirs_attention.q_proj.weight, 6)
+        copy_rotated(key, theirs_attention.k_proj.weight, 6)
+        value.copy_(theirs_attention.v_proj.weight)
+        if settings["qk_norm"]:
+            copy_rotated(attention.q_norm.weight, theirs_attention.q_norm.weight, 6)
+            copy_rotated(attention.k_norm.weight, theirs_attention.k_norm.weight, 6)
+        attention.out_proj.weight.copy_(theirs_attention.o_proj.weight)
+        layer.add_self.norm.weight.copy_(block.input_layernorm.weight)
+        layer.add_feed_forward.norm.weight.copy_(block.post_attention_layernorm.weight)
+        layer.feed_forward[0].weight.copy_(torch.cat((block.mlp.gate_proj.weight, block.mlp.up_proj.weight)))
+        layer.feed_forward[2].weight.copy_(block.mlp.down_proj.weight)
+    tokens = torch.randint(0, 11, (3, 12))
+    torch.testing.assert_close(ours(tokens[:, :0], tokens), theirs(tokens).logits, atol=1e-5, rtol=1e-5)
+    assert sum(weight.numel() for weight in ours.parameters()) == theirs.num_parameters()
+
+
+@pytest.mark.parametrize("network", ["GPT", "GPT no_bias", "GPT rotary", "GPT qwen3"], indirect=True)
 def test_continuing_a_text_reads_the_context_that_fits(network):
     """Greedy decoding equals recomputation; at the last position, the second half of the context is read again."""
     network = type(network)(**network.hyper_parameters | {"max_length": 8}).eval()

@@ -9,6 +9,13 @@ from lightning_tfm import networks
 from lightning_tfm.networks import GPT, AttentionLSTM, Ensemble, LinearTransformer, Seq2SeqNetwork, Transformer
 
 VOCAB_SIZE = 11
+LLAMA = {
+    **{"bias": False, "activation": "swiglu", "positions": "rotary", "rotary_base": 5e5, "num_kv_heads": 2},
+    **{"norm_type": "rms", "tie_embeddings": False},
+}
+"""Settings with which GPT is a Llama 3."""
+QWEN3 = LLAMA | {"rotary_base": 1e6, "qk_norm": True, "d_head": 6, "norm_eps": 1e-6, "tie_embeddings": True}
+"""Settings with which GPT is a Qwen 3, with heads of another width than d_model / num_heads."""
 SIZES = {"d_model": 16, "num_heads": 4, "num_layers": 2, "d_ff": 32, "dropout": 0.1, "max_length": 20}
 
 
@@ -49,8 +56,12 @@ NETWORKS |= {
     "Transformer post learned tied": tiny(Transformer, norm="post", positions="learned", tie_embeddings=True),
     "Transformer pointer_generator": tiny(Transformer, pointer_generator=True),
     "Transformer monotonic": tiny(Transformer, cross_attention="monotonic"),
+    "Transformer post rms swiglu": tiny(Transformer, norm="post", norm_type="rms", activation="swiglu"),
     "AttentionLSTM pointer_generator": tiny(AttentionLSTM, pointer_generator=True),
     "GPT no_bias": tiny(GPT, bias=False),
+    "GPT llama": tiny(GPT, **LLAMA),
+    "GPT qwen3": tiny(GPT, **QWEN3),
+    "GPT window logit_cap relu_squared": tiny(GPT, window=4, logit_cap=8.0, activation="relu_squared"),
 }
 
 
