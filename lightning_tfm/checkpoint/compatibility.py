@@ -40,11 +40,9 @@ def bounded_by(weights: Mapping[str, Tensor], settings: Mapping[str, Any]) -> It
     tables: dict[str, dict[str, int]] = {}  # by the prefix of the names, which differs between members of an ensemble
     for name, value in flatten(dict(settings)).items():
         prefix, _, last = name.rpartition(".")
-        if last in ("max_length", "d_model", "d_head") and isinstance(value, int):
+        if last in ("max_length", "d_model", "d_head", "num_heads") and isinstance(value, int):
             tables.setdefault(prefix, {})[last] = abs(value)
-    sizes = (
-        sizes.get("max_length", 1) * max(sizes.get("d_model", 1), sizes.get("d_head", 1)) for sizes in tables.values()
-    )
+    sizes = (table.pop("max_length", 1) * max(table.values(), default=1) for table in tables.values())
     if sum(sizes) > MAX_TABLE + 10 * elements:
         raise excess
 

@@ -151,7 +151,8 @@ def _check(network: Transformer | GPT, **supported: tuple[Any, ...]) -> None:
         if (value := network.hyper_parameters[name]) not in values:
             *allowed, actual = ("null" if each is None else str(each).lower() for each in (*values, value))
             raise UserError(
-                f"{name} must be {', '.join(allowed)} for --format ctranslate2, but is {actual}; try --format safetensors"
+                f"{name} must be {', '.join(allowed)} for --format ctranslate2, but is {actual}; "
+                "try --format safetensors"
             )
 
 

@@ -187,9 +187,7 @@ class MonotonicCrossAttention(Attention):
 
         The weights do not depend on positions, so the rotations are ignored.
         """
-        key, value = (
-            split_heads(projection(memory), self.num_heads)[0] for projection in (self.k_proj, self.v_proj)
-        )
+        key, value = (split_heads(projection(memory), self.num_heads)[0] for projection in (self.k_proj, self.v_proj))
         return key, value
 
     def forward(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +71,7 @@ class GPT(CausalNetwork):
         A window hides keys, but their attention scores are computed and the cache keeps them.
     """
 
+    least: ClassVar[Mapping[str, int]] = {"norm_eps": 0, "rotary_base": 0, "logit_cap": 0}
     special_bias: Tensor | None
 
     def __init__(

@@ -121,6 +121,14 @@ CRAFTED = {
         {**content["hyper_parameters"]["network"]["init_args"], "max_length": 10**9, "positions": "sinusoidal"},
         *NETWORK,
     ),
+    "10**9 heads with biases": lambda content: placed(
+        content,
+        {
+            **content["hyper_parameters"]["network"]["init_args"],
+            **{"num_heads": 10**9, "d_head": 1, "positions": "alibi"},
+        },
+        *NETWORK,
+    ),
     "no heads": (0, *NETWORK, "num_heads"),
     "an unknown argument": (3, *NETWORK, "x"),
     "no network": (None, "hyper_parameters", "network"),
@@ -172,7 +180,9 @@ def test_a_checkpoint_must_name_a_trusted_predictor(path, crafted, tmp_path):
         load(tmp_path / "a.ckpt")
 
 
-@pytest.mark.parametrize(("setting", "value"), [("num_layers", 10**9), ("d_model", 10**5), ("max_length", 10**9)])
+@pytest.mark.parametrize(
+    ("setting", "value"), [("num_layers", 10**9), ("d_model", 10**5), ("d_head", 10**9), ("max_length", 10**9)]
+)
 def test_a_network_much_larger_than_the_weights_is_refused(setting, value, crafted, tmp_path, command):
     config = yaml.safe_load((EXPERIMENTS / "copy_gpt.yaml").read_text())
     config["trainer"] |= {"logger": None, "callbacks": None}

@@ -165,6 +165,7 @@ def test_exported_classifier_has_dynamic_lengths(num_ngrams):
         (GPT, {"positions": "randomized"}),
         (GPT, {"positions": "sinusoidal"}),
         (GPT, {"text_only": True}),
+        (GPT, {"d_ff": 24, "tie_embeddings": False}),
     ],
 )
 def test_ctranslate2_outputs(kind, settings, tmp_path):
@@ -204,6 +205,19 @@ def test_ctranslate2_outputs(kind, settings, tmp_path):
         (Transformer(11, 8, 2, max_length=8, cross_attention="monotonic"), "cross_attention must be dot_product"),
         (Transformer(11, 8, 2, max_length=8, pointer_generator=True), "pointer_generator must be false"),
         (GPT(11, 8, 2, max_length=8, positions="alibi"), "positions must be sinusoidal, learned, rotary, randomized"),
+        (Transformer(11, 8, 2, max_length=8, norm_type="rms"), "norm_type must be layer for .*, but is rms"),
+        (Transformer(11, 8, 2, max_length=8, activation="swiglu"), "activation must be relu for .*, but is swiglu"),
+        (GPT(11, 8, 2, max_length=8, activation="swiglu"), "activation must be gelu, gelu_tanh for .* is swiglu"),
+        (GPT(11, 8, 2, max_length=8, window=3), "window must be null for --format ctranslate2, but is 3; try"),
+        (GPT(11, 8, 2, max_length=8, num_kv_heads=1), "num_kv_heads must be null, 2 for .*, but is 1"),
+        (GPT(11, 8, 2, max_length=8, d_head=6), "d_head must be null, 4 for .*, but is 6"),
+        (GPT(11, 8, 2, max_length=8, qk_norm=True), "qk_norm must be false for .*, but is true"),
+        (GPT(11, 8, 2, max_length=8, norm_eps=1e-6), "norm_eps must be 1e-05 for .*, but is 1e-06"),
+        (GPT(11, 8, 2, max_length=8, logit_cap=30.0), "logit_cap must be null for .*, but is 30.0"),
+        (
+            GPT(11, 8, 2, max_length=8, positions="rotary", rotary_base=5e5),
+            "rotary_base must be 10000 for .*, but is 500000.0",
+        ),
         (AttentionLSTM(11, 8), "needs a Transformer or GPT, but the network is AttentionLSTM"),
     ],
 )

@@ -21,6 +21,7 @@ from lightning_tfm.networks import GPT, AttentionLSTM
 from lightning_tfm.tasks import LanguageModel, Seq2SeqModule
 from lightning_tfm.tokenization import SymbolTokenizer
 from support.experiments import write_task
+from support.networks import LLAMA, QWEN3
 from support.processes import CONTEXT, EXPERIMENTS
 
 TOKENIZER = SymbolTokenizer("abcdefghijklmnopqrstuvwxyz012")
@@ -51,12 +52,18 @@ def num_parameters(module):
     return sum(weight.numel() for weight in module.parameters())
 
 
-def test_flops_of_gpt():
-    module = make()
-    matrices = num_parameters(module) - module.network.positions.weight.numel() - (2 * LAYERS + 1) * D  # norms
+@pytest.mark.parametrize(
+    "settings", [{}, {"d_head": 10}, {"window": 9}, LLAMA, QWEN3], ids=lambda each: ", ".join(each)
+)
+def test_flops_of_gpt(settings):
+    network = make(**settings).network
+    embeddings = [network.positions] + [network.embedding] * (network.head.weight is not network.embedding.weight)
+    tables = sum(weight.numel() for table in embeddings for weight in table.parameters())
+    matrices = sum(weight.numel() for weight in network.parameters() if weight.dim() > 1) - tables
     # A token attends to T keys: 2 products in the forward pass, 4 and one recomputed in the backward pass.
-    attention = 7 * 2 * T * D * LAYERS
-    assert step_cost(make, texts()).flops == B * T * (6 * matrices + attention)
+    width = network.layers[0].self_attention.out_proj.in_features
+    attention = 7 * 2 * T * width * LAYERS
+    assert step_cost(partial(make, **settings), texts()).flops == B * T * (6 * matrices + attention)
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")  # by disabling the kernel

@@ -10,6 +10,7 @@ import torch
 from lightning_tfm.checkpoint import read
 from lightning_tfm.errors import UserError
 from lightning_tfm.runs.record import Run
+from support import networks
 from support.equality import equal
 from support.experiments import AVERAGED, MUON, TASKS, fit, folder, new_folders, write_task
 from support.processes import EXPERIMENTS, TWO_PROCESSES, ranks, start, start_elastic, start_parallel, start_two
@@ -41,6 +42,7 @@ UNDIVIDED = {"model.init_args.network.init_args.dropout": 0.0, "trainer.max_step
 
 FOUR_HEADS = {"model.init_args.network.init_args.num_heads": 4}
 TWO_HEADS = {"model.init_args.network.init_args.num_heads": 2}
+LLAMA = {f"model.init_args.network.init_args.{name}": value for name, value in networks.LLAMA.items()} | FOUR_HEADS
 DROPOUT = {"model.init_args.network.init_args.dropout": 0.2}
 ACCUMULATED = {"trainer.accumulate_grad_batches": 3}
 CLIPPED_BY_VALUE = {"trainer.gradient_clip_algorithm": "value", "trainer.gradient_clip_val": 0.01}
@@ -59,6 +61,8 @@ VARIANTS = {
     "GPT, checkpointed activations": ("gpt", "checkpointed activations", TWO_HEADS),
     "GPT, FSDP2, accumulated": ("gpt", "FSDP2", TWO_HEADS | ACCUMULATED),
     "GPT, FSDP2, Muon": ("gpt", "FSDP2", TWO_HEADS | MUON),
+    "GPT of Llama, tensor parallel": ("gpt", "tensor parallel", LLAMA),
+    "GPT of Llama, both, Muon": ("gpt", "FSDP2 and tensor parallel", LLAMA | MUON),
     "GPT, both, Muon": ("gpt", "FSDP2 and tensor parallel", TWO_HEADS | MUON),
     "Transformer, both, averaged": ("transformer", "FSDP2 and tensor parallel", TWO_HEADS | AVERAGED),
     "Transformer, tensor parallel, clipped by value": ("transformer", "tensor parallel", TWO_HEADS | CLIPPED_BY_VALUE),

@@ -16,6 +16,7 @@ from lightning.pytorch.strategies import (
     XLAStrategy,
 )
 
+from lightning_tfm.checkpoint.shards import part_major, rank_major
 from lightning_tfm.distributed.parallel import broadcast_weights, check_activation_checkpointing, check_tensor_parallel
 from lightning_tfm.distributed.strategies import Elastic, ModelParallel, add_to_tree
 from lightning_tfm.errors import UserError
@@ -125,6 +126,7 @@ def test_networks_without_transformer_layers_are_only_sharded(network):
     ("network", "setting"),
     [
         (GPT(11, 8, 2, 1, max_length=8, positions="alibi"), "positions alibi"),
+        (GPT(11, 8, 2, 1, max_length=8, qk_norm=True), "qk_norm"),
         (Transformer(11, 8, 2, 1, 8, max_length=8, pointer_generator=True), "pointer_generator"),
         (Transformer(11, 8, 2, 1, 8, max_length=8, cross_attention="monotonic"), "cross_attention monotonic"),
     ],
@@ -132,6 +134,34 @@ def test_networks_without_transformer_layers_are_only_sharded(network):
 def test_what_reads_all_heads_is_not_divided(network, setting):
     with pytest.raises(UserError, match=f"tensor_parallel_size must be 1 for {setting}"):
         check_tensor_parallel(network, 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_heads": 2}, r"num_heads \(2\), but is 4; try 2"),
+        ({"num_kv_heads": 2}, r"num_kv_heads \(2\), but is 4; try 2"),
+        ({"activation": "swiglu", "d_ff": 14}, r"d_ff \(14\), but is 4; try 2"),
+    ],
+)
+def test_tensor_parallelism_divides_heads_and_hidden_layers(settings, message):
+    network = GPT(11, **{"d_model": 8, "num_heads": 4, "num_layers": 1, "max_length": 8} | settings)
+    check_tensor_parallel(network, 2)
+    with pytest.raises(UserError, match=f"tensor_parallel_size must divide {message}"):
+        check_tensor_parallel(network, 4)
+
+
+@pytest.mark.parametrize("parts", [(1,), (1, 1), (1, 1, 1), (3, 1, 1)])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_each_process_has_its_heads_of_each_part(parts, size):
+    """The rows are those of the same heads in the order of one process, in which part_major restores them."""
+    heads = [(part, head) for part, number in enumerate(parts) for head in range(4 * number)]
+    rows = torch.tensor([(*head, row) for head in heads for row in range(5)])
+    divided = rank_major(rows, parts, size)
+    for rank, own in enumerate(divided.chunk(size)):
+        expected = [rows[rows[:, 0] == part].chunk(size)[rank] for part in range(len(parts))]
+        assert own.equal(torch.cat(expected))
+    assert part_major(divided, parts, size).equal(rows)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "auto", "{class_path: lightning_tfm.distributed.strategies.Elastic}"])

@@ -169,7 +169,7 @@ def test_initial_weights_have_the_scale_of_gpt2(settings):
     for name, weight in network.named_parameters():
         if weight.dim() == 1:
             assert weight.eq(0 if name.endswith("bias") else 1).all()
-        elif name != "positions.weight":
+        else:
             is_last = name.endswith(("out_proj.weight", "feed_forward.2.weight"))
             assert weight.std().item() == pytest.approx(0.02 / math.sqrt(6 if is_last else 1), rel=0.05), name
 
