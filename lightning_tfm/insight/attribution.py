@@ -119,7 +119,8 @@ class _Stream:
         def centered(value: Tensor) -> Tensor:  # by layer norm only
             return value - value.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else value
 
-        scale = (centered(x).square().mean(-1, keepdim=True) + norm.eps).rsqrt() * norm.weight
+        eps = torch.finfo(x.dtype).eps if norm.eps is None else norm.eps  # the default of torch.nn.RMSNorm
+        scale = (centered(x).square().mean(-1, keepdim=True) + eps).rsqrt() * norm.weight
         for part, value in self.parts.items():
             self.parts[part] = centered(value[:, -x.size(1) :]) * scale
         if isinstance(norm, nn.LayerNorm) and norm.bias is not None:

@@ -115,10 +115,9 @@ class GPT(CausalNetwork):
         new_norm = partial(norm_layer, norm_type, bias=bias, eps=norm_eps)
         eps = norm_eps if qk_norm else None
         new_self_attention = partial(SelfAttention, num_kv_heads=num_kv_heads, d_head=d_head, qk_norm_eps=eps)
-        parts = {"new_norm": new_norm, "new_self_attention": new_self_attention}
+        layer = partial(TransformerLayer, d_model, num_heads, d_ff, dropout, "pre", function, bias)
         self.layers = nn.ModuleList(
-            TransformerLayer(d_model, num_heads, d_ff, dropout, "pre", function, bias, **parts)
-            for _ in range(num_layers)
+            layer(new_norm=new_norm, new_self_attention=new_self_attention) for _ in range(num_layers)
         )
         self.norm = new_norm(d_model)
         self.head = Linear(d_model, vocab_size, bias=False)

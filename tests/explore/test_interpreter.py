@@ -529,6 +529,8 @@ EXPORTED = {
     "AttentionLSTM": tiny(AttentionLSTM, pointer_generator=True),
     "AttentionLSTM gru hard_monotonic": NETWORKS["AttentionLSTM gru hard_monotonic"],
     "GPT coupled": NETWORKS["GPT coupled"],
+    "GPT qwen3": NETWORKS["GPT qwen3"],
+    "GPT window logit_cap relu_squared": NETWORKS["GPT window logit_cap relu_squared"],
     "LinearTransformer": NETWORKS["LinearTransformer"],
     "MaskedEncoder": tiny(MaskedEncoder),
     "Transformer monotonic": tiny(Transformer, cross_attention="monotonic", pointer_generator=True, positions="alibi"),

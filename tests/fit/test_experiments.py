@@ -7,6 +7,7 @@ from lightning_tfm.config.experiments import list_experiments
 from lightning_tfm.tasks import TaskModule
 from support.corpora import TEXT, reviews, sentences, write_inflections, write_lines, write_pronunciations
 from support.experiments import COPY
+from support.networks import architecture
 from support.processes import EXPERIMENTS
 
 TAB = "\t"
@@ -89,3 +90,16 @@ def test_an_experiment_is_fit_by_its_name_alone(experiment, tmp_path, command):
     sizes = [f"--data.{name}=30" for name in ("train_size", "val_size", "test_size", "longer_size", "batch_size")]
     assert command("fit", experiment, "--dry-run", *sizes).out.splitlines()[-1].startswith("dry run passed")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("overlay", ["llama", "qwen3", "smollm2"])
+def test_an_architecture_can_be_laid_over_an_experiment(overlay, tmp_path, command):
+    """Only the settings of the overlay change."""
+    before, after = (
+        yaml.safe_load(command("fit", "shakespeare_gpt", *options, "--print_config").out)
+        for options in ([], ["--config", overlay])
+    )
+    before["model"]["init_args"]["network"]["init_args"] |= architecture(overlay)
+    assert after == before
+    sizes = settings_with_small_files("Text", tmp_path)
+    command("fit", "shakespeare_gpt", "--config", overlay, "--trainer.fast_dev_run=true", *sizes)

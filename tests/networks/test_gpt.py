@@ -14,7 +14,7 @@ from lightning_tfm.inference.decoding import continue_text
 from lightning_tfm.networks import GPT
 from lightning_tfm.networks.gpt2 import from_huggingface
 from lightning_tfm.tokenization import PAD
-from support.networks import LLAMA, QWEN3, randomize
+from support.networks import LLAMA, QWEN3, SMOLLM2, randomize
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
@@ -79,6 +79,7 @@ SETTINGS = {
     "untied": {"tie_embeddings": False},
     "capped": {"logit_cap": 2.0},
     "Llama": LLAMA,
+    "SmolLM 2": SMOLLM2,
     "Qwen 3": QWEN3 | {"window": 5, "logit_cap": 3},
 }
 
@@ -188,22 +189,27 @@ def copy_rotated(ours, theirs, d):
     ours.copy_(theirs.unflatten(0, (-1, d))[:, order].flatten(0, 1))
 
 
-@pytest.mark.parametrize("name", ["Llama", "Qwen3"])
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [("Llama", LLAMA), ("Llama", SMOLLM2), ("Qwen3", QWEN3)],
+    ids=["Llama", "SmolLM2", "Qwen3"],
+)
 @torch.no_grad()
-def test_gpt_expresses_llama_and_qwen3(name):
-    """SmolLM 2 is a Llama."""
-    sizes = {"hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 2, "max_position_embeddings": 12}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
-    ours = GPT(**{"vocab_size": 11, "d_model": 16, "num_heads": 4, "num_layers": 2, "max_length": 12, "d_ff": 40}
-        | (LLAMA | {"d_head": 6} if name == "Llama" else QWEN3)).double()  # fmt: skip
+def test_architectures_equal_hugging_face(name, architecture):
+    sizes = {"vocab_size": 11, "d_model": 16, "num_heads": 4, "num_layers": 2, "max_length": 12}
+    ours = GPT(**sizes | architecture | {"d_ff": 40, "d_head": 6}).double()
     settings = ours.hyper_parameters
     config = getattr(transformers, f"{name}Config")(
         vocab_size=11,
+        hidden_size=16,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
         rms_norm_eps=settings["norm_eps"],
         rope_theta=settings["rotary_base"],
         tie_word_embeddings=settings["tie_embeddings"],
-        **sizes,
-        **heads,
     )
     theirs = randomize(getattr(transformers, f"{name}ForCausalLM")(config).double().eval())
     ours.embedding.weight.copy_(theirs.model.embed_tokens.weight)

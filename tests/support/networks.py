@@ -4,18 +4,23 @@ import inspect
 from functools import partial
 
 import torch
+import yaml
 
 from lightning_tfm import networks
 from lightning_tfm.networks import GPT, AttentionLSTM, Ensemble, LinearTransformer, Seq2SeqNetwork, Transformer
+from support.processes import EXPERIMENTS
 
 VOCAB_SIZE = 11
-LLAMA = {
-    **{"bias": False, "activation": "swiglu", "positions": "rotary", "rotary_base": 5e5, "num_kv_heads": 2},
-    **{"norm_type": "rms", "tie_embeddings": False},
-}
-"""Settings with which GPT is a Llama 3."""
-QWEN3 = LLAMA | {"rotary_base": 1e6, "qk_norm": True, "d_head": 6, "norm_eps": 1e-6, "tie_embeddings": True}
-"""Settings with which GPT is a Qwen 3, with heads of another width than d_model / num_heads."""
+
+
+def architecture(overlay):
+    """Return the settings of GPT in an overlay."""
+    config = yaml.safe_load((EXPERIMENTS / f"{overlay}.yaml").read_text())
+    return config["model"]["init_args"]["network"]["init_args"]
+
+
+LLAMA, SMOLLM2 = architecture("llama"), architecture("smollm2")
+QWEN3 = architecture("qwen3") | {"d_head": 6}  # unlike d_model / num_heads
 SIZES = {"d_model": 16, "num_heads": 4, "num_layers": 2, "d_ff": 32, "dropout": 0.1, "max_length": 20}
 
 
