@@ -114,11 +114,12 @@ class GPT(CausalNetwork):
             d_ff = 8 * math.ceil(d_model / 3) if isinstance(function, SwiGLU) else 4 * d_model
         new_norm = partial(norm_layer, norm_type, bias=bias, eps=norm_eps)
         eps = norm_eps if qk_norm else None
-        new_self_attention = partial(SelfAttention, num_kv_heads=num_kv_heads, d_head=d_head, qk_norm_eps=eps)
-        layer = partial(TransformerLayer, d_model, num_heads, d_ff, dropout, "pre", function, bias)
-        self.layers = nn.ModuleList(
-            layer(new_norm=new_norm, new_self_attention=new_self_attention) for _ in range(num_layers)
-        )
+        attention = partial(SelfAttention, num_kv_heads=num_kv_heads, d_head=d_head, qk_norm_eps=eps)
+        new_layer = partial(
+            TransformerLayer, d_model, num_heads, d_ff, dropout, "pre", function, bias,
+            new_norm=new_norm, new_self_attention=attention,
+        )  # fmt: skip
+        self.layers = nn.ModuleList(new_layer() for _ in range(num_layers))
         self.norm = new_norm(d_model)
         self.head = Linear(d_model, vocab_size, bias=False)
         if tie_embeddings:
