@@ -45,5 +45,5 @@ class HeadNorm(nn.RMSNorm):
     """Why tensor parallelism does not divide a network with this layer."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized x, with its type also under autocast."""
-        return super().forward(x).type_as(x)
+        """Return the normalized x, with its type also under autocast, when that of the weight differs."""
+        return super().forward(x.type_as(self.weight)).type_as(x)

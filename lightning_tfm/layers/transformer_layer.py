@@ -41,7 +41,7 @@ class SquaredReLU(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """SwiGLU, x sigmoid(x) y for the halves x and y of an input (Shazeer 2020)."""
+    """SwiGLU, x sigmoid(x) y for the halves x and y of an input (Shazeer 2020); x sigmoid(x) is the gate."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the activations (..., F) of an input (..., 2 F)."""
@@ -77,7 +77,7 @@ def activation_function(name: Activation) -> nn.Module:
 class FeedForward(nn.Sequential):
     """Position-wise feed-forward network W_2 f(W_1 x + b_1) + b_2 (Vaswani et al. 2017, equation 2).
 
-    With `SwiGLU`, W_1 computes both of its inputs, the first one in its upper half.
+    With `SwiGLU`, W_1 computes both of its inputs; the upper half of its rows belongs to the gate, x sigmoid(x).
 
     Attributes:
         fused: see `SelfAttention`.

@@ -183,7 +183,7 @@ SHORT = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
     [
         ([LAYOUTS[name] for name in CIRCUIT], {}),
         pytest.param([LAYOUTS[name] for name in CIRCUIT], MUON, marks=pytest.mark.soak),
-        (SHARDED, AVERAGED),
+        (SHARDED, AVERAGED | LLAMA),
     ],
     ids=["AdamW", "Muon", "sharded checkpoints"],
 )

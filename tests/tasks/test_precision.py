@@ -1,6 +1,7 @@
 """Metrics, averaged weights and gradient norms in every precision of Lightning."""
 
 import math
+from copy import deepcopy
 from functools import cache, partial
 from itertools import count
 
@@ -25,6 +26,7 @@ from lightning_tfm.tasks.metrics import Mean, exact_sum
 from lightning_tfm.tokenization import EOS, PAD
 from support import training
 from support.corpora import TEXT, reviews, write_lines
+from support.networks import QWEN3, VOCAB_SIZE
 
 PRECISIONS = ("64-true", "32-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed")
 """Precisions without extra dependencies. Lightning replaces 16-mixed with bf16-mixed on a CPU; torch supports both."""
@@ -249,6 +251,21 @@ def test_attention_and_its_gradients_equal_float64(keys, precision, masking):
     pairs = [(context, exact_context), *((x.grad, y.grad) for x, y in zip((query, key, value), exact, strict=True))]
     for actual, reference in pairs:
         assert (actual.double() - reference).norm() <= 4 * torch.finfo(dtype).eps * reference.norm()
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
+def test_normalized_queries_and_keys_keep_their_type(precision):
+    """The KV cache, too; the logits are those of float64 within the precision of bfloat16."""
+    is_mixed = precision == "bf16-mixed"
+    network = GPT(VOCAB_SIZE, 16, 4, 2, max_length=20, **QWEN3).eval()
+    tokens = torch.randint(3, VOCAB_SIZE, (3, 9))
+    exact = deepcopy(network).double()(tokens[:, :0], tokens)
+    network = network if is_mixed else network.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_mixed):
+        logits = network(tokens[:, :0], tokens)
+        (caches, *_) = network.encode(tokens)
+    assert {part.dtype for cache in caches for part in cache} == {torch.bfloat16}
+    assert (logits.double() - exact).norm() <= 0.02 * exact.norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
