@@ -4,6 +4,7 @@ import itertools
 import os
 import signal
 from io import BufferedReader, BytesIO, TextIOWrapper
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: each worker of pytest-xdist has one core
 
@@ -23,6 +24,16 @@ from support.processes import in_process, start
 # child processes inherit ignored signals: those of a job in the background, or of nohup
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    """Use an empty cache, except for that of fonts, which takes seconds to build."""
+    fonts = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "matplotlib"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MPLCONFIGDIR", os.environ.get("MPLCONFIGDIR", str(fonts)))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(autouse=True)

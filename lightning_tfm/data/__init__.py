@@ -17,7 +17,15 @@ from lightning_tfm.data.samplers import (
 )
 from lightning_tfm.data.table_files import TableReader, skip_blank, strip_columns
 from lightning_tfm.data.text import TextDataModule, TextDataset
-from lightning_tfm.data.text_files import expand_path, is_hidden, list_files, read_text, resolve_path, split_lines
+from lightning_tfm.data.text_files import (
+    expand_path,
+    is_hidden,
+    list_files,
+    read_documents,
+    read_text,
+    resolve_path,
+    split_lines,
+)
 
 __all__ = [
     "Batch",
@@ -47,6 +55,7 @@ __all__ = [
     "expand_path",
     "is_hidden",
     "list_files",
+    "read_documents",
     "read_text",
     "resolve_path",
     "skip_blank",

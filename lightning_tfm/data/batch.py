@@ -53,6 +53,10 @@ class Examples(Protocol):
         """Return the length of each row in tokens (N), by which samplers group rows."""
 
     @property
+    def num_tokens(self) -> int:
+        """Return the number of tokens of all rows."""
+
+    @property
     def fingerprint(self) -> str:
         """Return a hash of the texts, whatever the tokenizer; equal data have equal fingerprints."""
 

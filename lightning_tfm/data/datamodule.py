@@ -95,14 +95,18 @@ class TaskDataModule(LightningDataModule, ABC):
         """Return the number of tokens of the shortest training source; None if sources have no length of their own."""
         return None
 
-    def _report_overlaps(self, splits: Sequence[str]) -> None:
+def overlaps(self, splits: Sequence[str]) -> Mapping[str, tuple[int, int]]:
+        """Return the number of sources of each of splits except "train", and how many of them also occur in "train"."""
         normalize = self.tokenizer.normalize
         others = {split: [*map(normalize, self.sources(split))] for split in splits if split != "train"}
         # The training sources, which may be many, are read once and not kept.
         repeated = set(chain.from_iterable(others.values())).intersection(map(normalize, self.sources("train")))
-        for split, sources in others.items():
-            if number := sum(source in repeated for source in sources):
-                rank_zero_print(f"{number:,} of {len(sources):,} {self.source_noun} of {split} also occur in train")
+        return {split: (len(some), sum(source in repeated for source in some)) for split, some in others.items()}
+
+    def _report_overlaps(self, splits: Sequence[str]) -> None:
+        for split, (total, number) in self.overlaps(splits).items():
+            if number:
+                rank_zero_print(f"{number:,} of {total:,} {self.source_noun} of {split} also occur in train")
 
     def _report_unknown(self, splits: Sequence[str]) -> None:
         """Print how many symbols of validation and test splits are not in the vocabulary, if the data count them."""

@@ -25,6 +25,13 @@ class Download(NamedTuple):
     sha256: str
 
 
+def cache_folder() -> Path:
+    """Return the user's folder of downloads and of token files."""
+    import pooch  # slow to import
+
+    return Path(pooch.os_cache("lightning_tfm"))
+
+
 def download(name: str, file: Download) -> Path:
     """Return the path of a file in a local mirror or in the cache, downloading it if necessary.
 
@@ -51,7 +58,7 @@ def download(name: str, file: Download) -> Path:
             raise UserError(_unexpected(str(path), sha256))
         return path
     source = f"{mirror.rstrip('/')}/{name}" if mirror else address
-    cache = Path(pooch.os_cache("lightning_tfm"))
+    cache = cache_folder()
     path, part = cache / name, cache / f"{name}.part"
     pooch.get_logger().setLevel("ERROR")
     retrieve = partial(pooch.retrieve, source, sha256, name, cache, downloader=partial(_continue_download, part))

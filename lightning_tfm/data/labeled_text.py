@@ -79,6 +79,10 @@ class LabeledDataset(Dataset[LabeledBatch]):
     def lengths(self) -> Tensor:
         return self.texts.lengths
 
+    @property
+    def num_tokens(self) -> int:
+        return int(self.lengths.sum())
+
     @cached_property
     def fingerprint(self) -> str:
         return hash_lines(f"{pair.target}\t{pair.source}" for pair in self.pairs)

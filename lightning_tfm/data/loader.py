@@ -53,7 +53,7 @@ class ResumableDataLoader(DataLoader[Any]):
         """Return the position in the stream, and the settings and the data that it depends on."""
         data = {
             "fingerprint of the training data": self.dataset.fingerprint,
-            "number of training tokens": int(self.dataset.lengths.sum()),  # of the data as encoded and truncated
+            "number of training tokens": self.dataset.num_tokens,  # of the data as encoded and truncated
         }
         return {"position": self.position, **self.sampler.settings, **data}
 

@@ -144,6 +144,10 @@ class PairDataset(Dataset[Batch]):
     def lengths(self) -> Tensor:
         return self.source_lengths
 
+    @property
+    def num_tokens(self) -> int:
+        return int(self.lengths.sum())
+
     def __len__(self) -> int:
         return len(self.pairs)
 

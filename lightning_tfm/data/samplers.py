@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -77,7 +78,7 @@ class TrainingSampler(Sampler[Tensor], ABC):
         skipped = self.start
         for number in itertools.count():
             batches = self.batches(number)
-            for rows in batches[skipped:]:
+            for rows in map(batches.__getitem__, range(skipped, len(batches))):
                 for index in self.division.own:
                     yield rows[index :: self.division.num_micro_batches]
             skipped = max(0, skipped - len(batches))
@@ -163,7 +164,8 @@ class MaxTokensSampler(TrainingSampler):
 class WindowSampler(TrainingSampler):
     """Sampler of batches of windows of a text, given by the positions of their first tokens.
 
-    The windows of an epoch are adjacent and start at a random offset.
+    The windows of an epoch are adjacent and start at a random offset. Their order is a list, or for more than `LISTED`
+    windows a function of their number, which needs no memory.
 
     Args:
         num_tokens: number of tokens in the text.
@@ -171,6 +173,8 @@ class WindowSampler(TrainingSampler):
         batch_size: number of windows in a batch, over all processes.
         seed, division: see `LengthGroupedSampler`.
     """
+
+    LISTED = 1 << 22
 
     def __init__(
         self, num_tokens: int, max_length: int, batch_size: int, seed: int, division: BatchDivision = BatchDivision()
@@ -187,11 +191,46 @@ class WindowSampler(TrainingSampler):
     def samples_seen(self, position: int) -> int:
         return position * self.batch_size
 
-    def _epoch(self, number: int, generator: torch.Generator) -> Tensor:
+    def _epoch(self, number: int, generator: torch.Generator) -> Tensor | Sequence[Tensor]:
         """Return the batches of an epoch (batches, B)."""
         first = torch.randint(self.max_length, (), generator=generator)
+        if self.windows > self.LISTED:
+            return _LargeEpoch(self, first, generator)
         order = torch.randperm(self.windows, generator=generator)[: self.batches_per_epoch * self.batch_size]
         return (first + order * self.max_length).view(self.batches_per_epoch, self.batch_size)
+
+
+class _LargeEpoch(Sequence[Tensor]):
+    """Batches of an epoch of windows, whose order is computed when it is needed.
+
+    The order is a pseudorandom permutation by a Feistel network (Luby & Rackoff 1988) of the numbers below the next
+    square, which is applied until the result is the number of a window (Black & Rogaway 2002).
+    """
+
+    ROUNDS, FACTOR = 4, 0x1E3779B97F4A7C15  # an odd number of 61 bits
+
+    def __init__(self, sampler: WindowSampler, first: Tensor, generator: torch.Generator) -> None:
+        self.sampler, self.first = sampler, first
+        self.root = math.isqrt(sampler.windows - 1) + 1
+        self.keys = torch.randint(1 << 62, (self.ROUNDS,), generator=generator).tolist()
+
+    def __len__(self) -> int:
+        return self.sampler.batches_per_epoch
+
+    def __getitem__(self, index: int) -> Tensor:  # type: ignore[override]  # no slices are needed
+        begin = range(len(self))[index] * self.sampler.batch_size
+        numbers = self._permute(torch.arange(begin, begin + self.sampler.batch_size))
+        while (outside := numbers >= self.sampler.windows).any():
+            numbers[outside] = self._permute(numbers[outside])
+        return self.first + numbers * self.sampler.max_length
+
+    def _permute(self, numbers: Tensor) -> Tensor:
+        left, right = numbers // self.root, numbers % self.root
+        for key in self.keys:
+            hashed = (right ^ key) * self.FACTOR  # modulo 2 ** 64
+            hashed = (hashed ^ hashed >> 32) * self.FACTOR >> 32
+            left, right = right, (left + hashed) % self.root
+        return left * self.root + right
 
 
 class EvaluationSampler(Sampler[Tensor]):

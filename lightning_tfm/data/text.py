@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,11 +16,21 @@ from torch.utils.data import Dataset
 from lightning_tfm.data.batch import Batch
 from lightning_tfm.data.datamodule import TaskDataModule
 from lightning_tfm.data.samplers import BatchDivision, TrainingSampler, WindowSampler
+from lightning_tfm.data.text_files import expand_path
+from lightning_tfm.data.token_files import TokenFile, first_characters, prepare_tokens
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenization import PAD, Tokenizer
+from lightning_tfm.tokenization import (
+    PAD,
+    UNKNOWN,
+    SymbolTokenizer,
+    Tokenizer,
+    build_vocab,
+    read_tokenizer,
+    train_tokenizer,
+)
 
-SHORT_LINE = 30
-"""Minimum length, in characters, of lines that are compared with the training data."""
+SAMPLE = 10_000_000
+"""Number of characters at the beginning of the training split on which a tokenizer of subwords is trained."""
 
 
 class TextDataset(Dataset[Batch]):
@@ -30,39 +43,62 @@ class TextDataset(Dataset[Batch]):
         UserError: if the text has fewer than 2 * max_length + 1 tokens, or max_length + 1 if stride is max_length.
     """
 
-    def __init__(self, text: str, tokenizer: Tokenizer, max_length: int, stride: int, split: str) -> None:
-        ids = tokenizer.encode(text)
+    def __init__(self, tokens: TokenFile, split: str, max_length: int, stride: int) -> None:
+        _, number, num_characters, self.fingerprint = tokens.splits[split]
         least = max_length + 1 if stride == max_length else 2 * max_length + 1
-        if len(ids) < least:
+        if number < least:
             raise UserError(
                 f"the {split} split of the text must have at least {least} tokens with max_length {max_length}, but "
-                f"has {len(ids)}; try max_length {max(1, (len(ids) - 1) // 2)}, or more text"
+                f"has {number}; try max_length {max(1, (number - 1) // 2)}, or more text"
             )
-        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
-        self.ids = torch.tensor(ids)
+        self.settings = tokens, split, max_length, stride
+        self.ids = tokens.ids(split)
         self.max_length, self.stride = max_length, stride
-        self.characters_per_token = len(text) / len(ids)
-        begins = torch.arange(0, len(ids) - (max_length if stride == 1 else 1), stride)
-        self.lengths = (len(ids) - 1 - begins).clamp(max=max_length)  # number of scored tokens, (rows)
+        self.characters_per_token = num_characters / number
+        rows = len(range(0, number - (max_length if stride == 1 else 1), stride))
+        last = min(max_length, number - 1 - (rows - 1) * stride)
+        # The number of scored tokens (rows); windows at any position are complete, so one number is stored.
+        self.lengths = torch.tensor(max_length).expand(rows)
+        if last < max_length:
+            self.lengths = torch.cat([self.lengths[:-1], torch.tensor([last])])
+        self.num_tokens = (rows - 1) * max_length + last
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Map the file again in a worker process, which would otherwise get a copy of the tokens."""
+        return type(self), self.settings
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, rows: Tensor) -> Batch:
         steps = rows.unsqueeze(1) * self.stride + torch.arange(self.max_length + 1)  # (B, T + 1)
-        windows = self.ids[steps.clamp(max=len(self.ids) - 1)].masked_fill(steps >= len(self.ids), PAD)
+        windows = self.ids[steps.clamp(max=len(self.ids) - 1)].long().masked_fill_(steps >= len(self.ids), PAD)
         return Batch(windows[:, :0], windows[:, :-1], windows[:, 1:], rows)
 
 
-class TextDataModule(TaskDataModule):
-    """Base class of data modules of a text, which is split into windows.
+class TextDataModule(TaskDataModule, ABC):
+    """Base class of data modules of a text, which is split into windows. Subclasses implement `read`.
+
+    The text is split into training, test and validation data, in this order. The validation split is the last
+    `val_fraction` of the text for any `test_fraction`. The test split precedes it, so settings chosen on the end of the
+    text can be tested on data not used to choose them.
+
+    The tokens are written to the cache at first use, where the next run, and all processes of a run, find them.
 
     Args:
-        tokenizer: the tokenizer of the text.
-        texts: the text of each split; without "test", the model is tested on "val".
+        tokenizer: the characters of the training split, or byte-level subwords trained on its first 10 million
+            characters.
+        vocab_size: maximum size of the vocabulary, which keeps the most frequent tokens.
+        tokenizer_file: a Hugging Face tokenizer.json, used instead of a trained tokenizer.
+        val_fraction: fraction of the whole text for validation.
+        test_fraction: fraction of the whole text for testing; with 0, the model is tested on the validation split.
         max_length: number of tokens in a window.
         batch_size: number of windows in a training batch, over all processes.
         settings: further arguments of TaskDataModule.
+
+    Note:
+        A text is encoded in blocks of at most 16,384 characters. They end where a byte-level tokenizer divides a text
+        anyway, but other tokenizers, such as those of SentencePiece, may divide it differently there.
     """
 
     holds = "a text"
@@ -71,22 +107,57 @@ class TextDataModule(TaskDataModule):
     datasets: Mapping[str, TextDataset]
 
     def __init__(
-        self, tokenizer: Tokenizer, texts: dict[str, str], max_length: int = 64, batch_size: int = 32, **settings: Any
+        self,
+        tokenizer: Literal["character", "subword"] = "character",
+        vocab_size: int = 6_000,
+        tokenizer_file: str | None = None,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.0,
+        max_length: int = 64,
+        batch_size: int = 32,
+        **settings: Any,
     ) -> None:
-        super().__init__(tokenizer, batch_size=batch_size, **settings)
-        self.test_sets = ("test",) if "test" in texts else ("val",)
+        if not (val_fraction > 0 and test_fraction >= 0 and val_fraction + test_fraction < 1):
+            raise UserError(
+                "val_fraction must be above 0, test_fraction at least 0, and both together below 1, but they are "
+                f"{val_fraction} and {test_fraction}; try 0.1 and 0"
+            )
         if max_length < 1:
             raise UserError(f"max_length must be at least 1, but is {max_length}; try 64")
-        self.texts = texts
+        given = None if tokenizer_file is None else read_tokenizer(expand_path(tokenizer_file, "tokenizer_file"))
+        trained, self.tokens = prepare_tokens(
+            {"text": self.version(), "tokenizer": given.fingerprint if given else [tokenizer, vocab_size]},
+            self.read,
+            lambda blocks: given or _train_tokenizer(blocks, tokenizer, vocab_size),
+            val_fraction,
+            test_fraction,
+        )
+        super().__init__(trained, batch_size=batch_size, **settings)
+        self.test_sets = ("test",) if test_fraction else ("val",)
         self.max_length = self.max_source_length = max_length
 
-    def sources(self, split: str) -> list[str]:
-        """Return the lines of a split except short ones, such as names of speakers, which often recur."""
-        return [line for line in self.texts[split].splitlines() if len(line) >= SHORT_LINE]
+    @abstractmethod
+    def read(self) -> Iterator[str]:
+        """Yield the text in parts of any length, the same in every call and on every machine.
+
+        A subclass that reads documents ends each with a line feed, since the parts are joined.
+        """
+
+    def version(self) -> str:
+        """Return a text that identifies the text and its version, such as its name and date.
+
+        By default, this is the hash of the text, for which all of it is read each time.
+        """
+        total = hashlib.sha256()
+        for part in self.read():
+            total.update(part.encode())
+        return total.hexdigest()
+
+    def overlaps(self, splits: Sequence[str]) -> dict[str, tuple[int, int]]:
+        return {split: self.tokens.overlaps[split] for split in splits if split != "train"}
 
     def examples(self, split: str) -> TextDataset:
-        stride = 1 if split == "train" else self.max_length
-        return TextDataset(self.texts[split], self.tokenizer, self.max_length, stride, split)
+        return TextDataset(self.tokens, split, self.max_length, 1 if split == "train" else self.max_length)
 
     def training_batches(self, division: BatchDivision) -> TrainingSampler:
         num_tokens = len(self.datasets["train"].ids)
@@ -97,3 +168,13 @@ class TextDataModule(TaskDataModule):
                 f"{self.batch_size}"
             )
         return batches
+
+
+def _train_tokenizer(blocks: Iterable[list[str]], tokens: str, vocab_size: int) -> Tokenizer:
+    """Train a tokenizer on lists of blocks of a text: of all characters, or of subwords of the first SAMPLE."""
+    if tokens == "subword":
+        return train_tokenizer(first_characters(chain.from_iterable(blocks), SAMPLE), tokens, vocab_size)
+    counts: Counter[str] = Counter()
+    for some in blocks:
+        counts.update(SymbolTokenizer(()).count(some, are_targets=False))
+    return SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)])

@@ -144,6 +144,7 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
 BYTES = 1 << 18
 """Number of bytes that are decoded at a time."""
 
+
 def _decode_parts(file: BinaryIO, name: str, encoding: str) -> Iterator[str]:
     try:
         "".encode(encoding)  # raises LookupError also for codecs of bytes, such as "zip"

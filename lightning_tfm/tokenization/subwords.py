@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenization.tokenizer import NUM_SPECIAL, Tokenizer, strip_special
@@ -69,6 +73,15 @@ class SubwordTokenizer(Tokenizer):
         """Encode several texts in parallel on all cores."""
         encodings = self.model.encode_batch(texts, add_special_tokens=False)
         return [[id + NUM_SPECIAL for id in encoding.ids] for encoding in encodings]
+
+    def encode_parts(self, parts: Sequence[str], continued: bool) -> Tensor:
+        starts, rest = ([], parts) if continued else (parts[:1], parts[1:])
+        encodings = chain(
+            self.model.encode_batch_fast(starts, add_special_tokens=False),
+            self._rest_model.encode_batch_fast(rest, add_special_tokens=False),
+        )
+        ids = [torch.tensor(encoding.ids, dtype=torch.int32) for encoding in encodings]
+        return torch.cat(ids).add_(NUM_SPECIAL)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.model.decode([id - NUM_SPECIAL for id in strip_special(ids)]).removeprefix(" ")

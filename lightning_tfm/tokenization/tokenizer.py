@@ -145,6 +145,18 @@ class Tokenizer(ABC):
         ids = torch.tensor([*itertools.chain.from_iterable(rows)], dtype=torch.int32)
         return ids, torch.tensor([*map(len, rows)], dtype=torch.long)
 
+    def encode_parts(self, parts: Sequence[str], continued: bool) -> Tensor:
+        """Encode a source in parts, for tokenizers with one id per token.
+
+        Args:
+            parts: consecutive parts of the source, which are encoded in parallel where possible.
+            continued: whether other parts precede them.
+
+        Returns:
+            The ids of all parts, as int32 (N).
+        """
+        return self.encode_flat(parts, are_targets=False)[0]
+
 
 def strip_special(ids: Iterable[int]) -> list[int]:
     """Return the ids before the first EOS, without special ids."""

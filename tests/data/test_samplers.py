@@ -55,10 +55,15 @@ def test_the_batches_of_a_micro_batch_do_not_depend_on_the_number_of_processes(w
         assert batches == {(step, index): rows for index, own in enumerate(alone) for step, rows in enumerate(own)}
 
 
+class LargeText(WindowSampler):
+    LISTED = 10
+
+
 STREAMS = {
     "rows": lambda seed=0, **share: LengthGroupedSampler(torch.arange(96) % 7 + 1, 16, seed, **share),
     "tokens": lambda seed=0, **share: MaxTokensSampler(torch.arange(96) % 7 + 1, 40, seed, **share),
     "windows": lambda seed=0, **share: WindowSampler(2000, 16, 8, seed, **share),
+    "many windows": lambda seed=0, **share: LargeText(2000, 16, 8, seed, **share),
 }
 
 
@@ -76,6 +81,28 @@ def test_each_epoch_visits_all_rows_in_an_order_of_its_own(name):
     orders = [torch.cat([*STREAMS[name](seed).batches(epoch)]).tolist() for seed in (0, 1) for epoch in (0, 1)]
     assert all(sorted(rows) == list(range(96)) for rows in orders)
     assert len(set(map(tuple, orders))) == 4
+
+
+@pytest.mark.parametrize("max_length", [1, 16])
+@pytest.mark.parametrize("windows", [11, 16, 17, 120, 1001])
+def test_an_epoch_of_a_large_text_visits_adjacent_windows_once(windows, max_length):
+    orders = set()
+    for seed, epoch in itertools.product((0, 1), repeat=2):
+        batches = LargeText((windows + 1) * max_length + 1, max_length, 1, seed).batches(epoch)
+        begins = torch.cat([*batches]).tolist()
+        first = min(begins)
+        assert sorted(begins) == [first + number * max_length for number in range(windows)]
+        assert first < max_length
+        orders.add(tuple(begin - first for begin in begins))
+    assert len(orders) == 4
+
+
+def test_successive_windows_of_a_large_text_are_not_correlated():
+    begins = torch.cat([*WindowSampler(10_000_001, 2, 1_000, 0).batches(0)][:100])
+    drawn = torch.cat([WindowSampler(10**11, 2, 1_000, 0).batches(0)[index] for index in range(100)])
+    for numbers in (begins / 1e7, drawn / 1e11):
+        assert abs(torch.corrcoef(torch.stack([numbers[1:], numbers[:-1]]))[0, 1]) < 0.02
+        assert torch.histc(numbers, 10, 0, 1).div(len(numbers)).sub(0.1).abs().max() < 0.01
 
 
 @pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)

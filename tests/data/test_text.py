@@ -13,7 +13,7 @@ from lightning_tfm.networks import GPT
 from lightning_tfm.tasks import LanguageModel
 from lightning_tfm.tokenization import PAD
 from support.corpora import TEXT, text_file
-from support.data import set_up
+from support.data import set_up, split_texts
 from support.training import make_trainer
 
 SIZES = {"max_length": 16, "batch_size": 4, "eval_batch_size": 7}
@@ -22,9 +22,7 @@ SIZES = {"max_length": 16, "batch_size": 4, "eval_batch_size": 7}
 @pytest.mark.parametrize("tokens", ["character", "subword"])
 def test_validation_scores_every_token_once(tokens, tmp_path):
     data = set_up(Text(text_file(tmp_path), tokenizer=tokens, vocab_size=300, **SIZES | {"eval_batch_size": 3}))
-    assert data.texts["train"] + data.texts["val"] == TEXT
-    assert len(data.texts["val"]) == pytest.approx(300, abs=1)
-    ids = data.tokenizer.encode(data.texts["val"])
+    ids = data.tokenizer.encode(TEXT[round(len(TEXT) * 0.9) :])
     seen = torch.cat([batch.target_out.flatten() for batch in data.val_dataloader()])
     assert sorted(seen[seen != PAD].tolist()) == sorted(ids[1:])
     for batch in data.val_dataloader():
@@ -34,7 +32,7 @@ def test_validation_scores_every_token_once(tokens, tmp_path):
 
 def test_training_windows_are_complete_and_start_anywhere(tmp_path):
     data = set_up(Text(text_file(tmp_path), **SIZES))
-    ids = data.datasets["train"].ids
+    ids = torch.tensor(data.tokenizer.encode(TEXT[: round(len(TEXT) * 0.9)]))
     begins = set()
     for rows in itertools.islice(data.training_batches(data.division), 500):
         batch = data.datasets["train"][rows]
@@ -48,7 +46,7 @@ def test_training_windows_are_complete_and_start_anywhere(tmp_path):
 @pytest.mark.parametrize("val_fraction", [0.05, 0.1, 0.3])
 @pytest.mark.parametrize("test_fraction", [0.0, 0.05, 0.1, 0.3])
 def test_validation_split_is_the_end_of_the_text(val_fraction, test_fraction, tmp_path):
-    texts = Text(text_file(tmp_path), val_fraction=val_fraction, test_fraction=test_fraction).texts
+    texts = split_texts(Text(text_file(tmp_path), val_fraction=val_fraction, test_fraction=test_fraction))
     assert texts["val"] == TEXT[round(len(TEXT) * (1 - val_fraction)) :]
     assert ("test" in texts) == (test_fraction > 0)
     test = texts.get("test", "")
@@ -61,7 +59,8 @@ def test_the_files_of_a_folder_are_joined_into_one_text(tmp_path):
     text_file(tmp_path, "second\n" * 40, "books/b.txt")
     (tmp_path / "books/.DS_Store").write_bytes(b"\0")
     data = set_up(Text(str(tmp_path / "books"), max_length=8, batch_size=2, test_fraction=0.1))
-    assert "".join(data.texts[split] for split in ("train", "test", "val")) == "first\n" * 40 + "\n" + "second\n" * 40
+    texts = split_texts(data)
+    assert "".join(texts[split] for split in ("train", "test", "val")) == "first\n" * 40 + "\n" + "second\n" * 40
     assert set(data.fingerprint) == {"train", "val", "test"}
     assert data.fingerprint["test"] != data.fingerprint["val"]
 
@@ -71,7 +70,8 @@ def test_language_model_loss_covers_the_whole_validation_split(tmp_path):
     data = Text(text_file(tmp_path), tokenizer="subword", vocab_size=300, **SIZES)
     module = LanguageModel(GPT(data.vocab_size, 16, 2, 1, max_length=16), data.tokenizer)
     (logged,) = make_trainer(limit_val_batches=1.0).validate(module, data, verbose=False)
-    ids = torch.tensor(data.tokenizer.encode(data.texts["val"]))
+    text = TEXT[round(len(TEXT) * 0.9) :]
+    ids = torch.tensor(data.tokenizer.encode(text))
     total = 0.0
     for begin in range(0, len(ids) - 1, 16):
         window = ids[begin : begin + 17]
@@ -81,4 +81,4 @@ def test_language_model_loss_covers_the_whole_validation_split(tmp_path):
     loss = total / (len(ids) - 1)
     assert logged["val/loss"] == pytest.approx(loss, rel=1e-5)
     assert logged["val/perplexity"] == pytest.approx(torch.tensor(loss).exp().item(), rel=1e-4)
-    assert logged["val/loss_per_character"] == pytest.approx(loss * len(ids) / len(data.texts["val"]), rel=1e-4)
+    assert logged["val/loss_per_character"] == pytest.approx(loss * len(ids) / len(text), rel=1e-4)

@@ -22,10 +22,11 @@ from benchmarks import __main__ as bench
 from benchmarks import convergence, decoding, framework, gpu, limits, measure, peers, steps, tables
 from benchmarks.__main__ import BENCHMARKS, COLUMNS, FOLDER, cells, machine, markdown, plot, publish, state
 from benchmarks.measure import ROUNDS, Block, Row, Side, until_row
-from datamodules import Date, Text
+from datamodules import Date, text
 from lightning_tfm.errors import UserError
 from lightning_tfm.networks import GPT, Transformer
 from lightning_tfm.tokenization import PAD
+from support.corpora import text_file
 
 PUBLISHED = [Row(**row) for row in json.loads((FOLDER / "results.json").read_text(encoding="utf-8"))["rows"]]
 TINY = {"vocab_size": 70, "d_model": 32, "num_heads": 2, "num_layers": 2, "max_length": 16}
@@ -500,9 +501,10 @@ def test_limits_of_trained_model(model, monkeypatch):
 # Trainings
 
 
-def test_nano_validation_split(monkeypatch):
+def test_nano_validation_split(monkeypatch, tmp_path):
     """This is the split of nanoGPT, independent of the test split of the experiment."""
-    monkeypatch.setattr(Text, "_read", staticmethod(lambda path, encoding: "to be or not to be, " * 100))
+    monkeypatch.setattr(text, "resolve_path", lambda name, downloads: tmp_path / "text.txt")
+    text_file(tmp_path, "to be or not to be, " * 100)
     data = convergence.shakespeare_data()
     assert [len(data.datasets[split].ids) for split in ("train", "val")] == [1800, 200]
     built = convergence.build_nano(steps=1)

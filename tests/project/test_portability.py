@@ -95,7 +95,7 @@ def test_order_of_files(monkeypatch, tmp_path):
             (tmp_path / label / name).write_text(f"{label} {name}", encoding="utf-8")
 
     def read():
-        return Text._read(str(tmp_path), "utf-8"), read_labeled([str(tmp_path)], TableReader({}), "train")
+        return Text(str(tmp_path)).files, read_labeled([str(tmp_path)], TableReader({}), "train")
 
     expected = read()
     monkeypatch.setattr(PurePath, "__lt__", lambda ours, theirs: str(ours).lower() < str(theirs).lower())

@@ -22,3 +22,8 @@ def set_up(data):
     """Prepare a data module for training, and return it."""
     data.setup("fit")
     return data
+
+
+def split_texts(data):
+    """Return the text of each split of a data module of characters."""
+    return {split: data.tokenizer.decode(data.tokens.ids(split).tolist()) for split in data.tokens.splits}
