@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
@@ -80,8 +81,10 @@ class SubwordTokenizer(Tokenizer):
             self.model.encode_batch_fast(starts, add_special_tokens=False),
             self._rest_model.encode_batch_fast(rest, add_special_tokens=False),
         )
-        ids = [torch.tensor(encoding.ids, dtype=torch.int32) for encoding in encodings]
-        return torch.cat(ids).add_(NUM_SPECIAL)
+        ids = array("i")  # several times as fast to fill as a tensor
+        for encoding in encodings:
+            ids.fromlist(encoding.ids)
+        return torch.frombuffer(ids, dtype=torch.int32).add_(NUM_SPECIAL) if ids else torch.empty(0, dtype=torch.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.model.decode([id - NUM_SPECIAL for id in strip_special(ids)]).removeprefix(" ")
