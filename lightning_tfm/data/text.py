@@ -97,7 +97,7 @@ class TextDataModule(TaskDataModule, ABC):
         settings: further arguments of TaskDataModule.
 
     Note:
-        A text is encoded in blocks of at most 16,384 characters. They end where a byte-level tokenizer divides a text
+        A text is encoded in blocks of at most 8,192 characters. They end where a byte-level tokenizer divides a text
         anyway, but other tokenizers, such as those of SentencePiece, may divide it differently there.
     """
 

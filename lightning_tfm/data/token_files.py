@@ -29,7 +29,7 @@ FORMAT = 1
 TOKENS, INDEX = "tokens.bin", "index.json"
 """Names of the file of the tokens, and of the file that describes it."""
 
-BLOCK, BLOCKS = 1 << 14, 32
+BLOCK, BLOCKS = 1 << 13, 64
 """Maximum number of characters that are encoded as one text, and number of such blocks that are encoded at a time."""
 
 SAVED = 1 << 24
@@ -122,6 +122,8 @@ def prepare_tokens(
             make_folder(folder)
             with FileLock(folder / "lock"):
                 if (prepared := _load(folder)) is None:
+                    if (folder / INDEX).exists():
+                        rank_zero_print(f"the tokens in {str(folder)!r} are damaged and are prepared again")
                     _prepare(folder, read, train_tokenizer, val_fraction, test_fraction)
                     prepared = _load(folder)
     except OSError as error:
@@ -141,16 +143,12 @@ def _load(folder: Path) -> tuple[Tokenizer, TokenFile] | None:
     try:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         if index["stat"] != _stat(path):
-            raise ValueError("the file has changed")
+            return None
         tokenizer = tokenizer_from_dict(index["tokenizer"])
         splits = {split: TokenSplit(**values) for split, values in index["splits"].items()}
-        tokens = TokenFile(path, _dtype(tokenizer), splits, index["overlaps"])
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-    except (ValueError, KeyError, TypeError):
-        rank_zero_print(f"the tokens in {str(folder)!r} are damaged and are prepared again")
-        return None
-    return tokenizer, tokens
+    return tokenizer, TokenFile(path, _dtype(tokenizer), splits, index["overlaps"])
 
 
 def _stat(path: Path) -> list[int]:
@@ -193,7 +191,7 @@ def _prepare(
                 compared = {*chain.from_iterable(lines.values())}
                 repeated = {line for line in read_lines if line in compared}
             else:
-                lines[split] = _first(read_lines)
+                lines[split] = _keep_first(read_lines)
         writer.finish({split: (len(some), sum(line in repeated for line in some)) for split, some in lines.items()})
 
 
@@ -269,7 +267,8 @@ class _Writer:
         self.progress.unlink(missing_ok=True)
 
     def close(self) -> None:
-        self.file.close()
+        with naming_file(self.path):
+            self.file.close()
 
 
 def _watch(parts: Iterable[str], description: str, total: int | None = None) -> Iterator[str]:
@@ -345,7 +344,7 @@ def _lines(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[str]:
         yield tokenizer.normalize(line)
 
 
-def _first(lines: Iterable[str]) -> list[str]:
+def _keep_first(lines: Iterable[str]) -> list[str]:
     """Return the first COMPARED characters of lines, and read the others."""
     first: list[str] = []
     size = 0
