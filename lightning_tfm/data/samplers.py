@@ -197,7 +197,7 @@ class WindowSampler(TrainingSampler):
         if self.windows > self.LISTED:
             return _LargeEpoch(self, first, generator)
         order = torch.randperm(self.windows, generator=generator)[: self.batches_per_epoch * self.batch_size]
-        return (first + order * self.max_length).view(self.batches_per_epoch, self.batch_size)
+        return order.mul_(self.max_length).add_(first).view(self.batches_per_epoch, self.batch_size)
 
 
 class _LargeEpoch(Sequence[Tensor]):

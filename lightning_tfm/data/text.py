@@ -71,8 +71,13 @@ class TextDataset(Dataset[Batch]):
         return len(self.lengths)
 
     def __getitem__(self, rows: Tensor) -> Batch:
-        steps = rows.unsqueeze(1) * self.stride + torch.arange(self.max_length + 1)  # (B, T + 1)
-        windows = self.ids[steps.clamp(max=len(self.ids) - 1)].long().masked_fill_(steps >= len(self.ids), PAD)
+        begins = rows * self.stride
+        complete = self.ids.unfold(0, self.max_length + 1, 1)  # a view of the windows at any position
+        if begins.max() < len(complete):
+            windows = complete[begins].long()  # (B, T + 1)
+        else:  # the last row is shorter
+            steps = begins.unsqueeze(1) + torch.arange(self.max_length + 1)
+            windows = self.ids[steps.clamp(max=len(self.ids) - 1)].long().masked_fill_(steps >= len(self.ids), PAD)
         return Batch(windows[:, :0], windows[:, :-1], windows[:, 1:], rows)
 
 

@@ -229,7 +229,7 @@ class _Writer:
             if rest:
                 ids = self.tokenizer.encode_parts(rest, continued=num_characters > 0 or len(rest) < len(blocks))
                 with naming_file(self.path):
-                    self.file.write(ids.to(self.dtype).numpy())
+                    self.file.write(ids.to(self.dtype).numpy().data)
                 self.num_tokens[split] += len(ids)
                 self.num_unsaved += len(text)
             num_characters += len(text)
