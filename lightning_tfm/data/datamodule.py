@@ -95,7 +95,7 @@ class TaskDataModule(LightningDataModule, ABC):
         """Return the number of tokens of the shortest training source; None if sources have no length of their own."""
         return None
 
-def overlaps(self, splits: Sequence[str]) -> Mapping[str, tuple[int, int]]:
+    def overlaps(self, splits: Sequence[str]) -> Mapping[str, tuple[int, int]]:
         """Return the number of sources of each of splits except "train", and how many of them also occur in "train"."""
         normalize = self.tokenizer.normalize
         others = {split: [*map(normalize, self.sources(split))] for split in splits if split != "train"}

@@ -33,7 +33,8 @@ def settings_with_small_files(data, folder):
     elif data == "Sentiment":
         settings = {"train": [write_lines(folder / "table.tsv", map(TAB.join, reviews(400)))]}
     else:
-        table = write_lines(folder / "table.tsv", map(TAB.join, sentences(300)))
+        features = ["N;PL"] if data == "Tsv" else []
+        table = write_lines(folder / "table.tsv", (TAB.join([*pair, *features]) for pair in sentences(300)))
         table = [table] if data == "ParallelText" else table
         settings = {"train": table, "val": table, "test": table, "vocab_size": 400}
         if data == "ParallelText":
