@@ -135,7 +135,7 @@ def test_lines_of_the_other_splits_in_the_training_data_are_counted(capsys):
     lines[98] = "short line"
     lines[2] = "short line"
     data = set_up(Parts("\n".join(lines)))
-    assert data.overlaps() == {"val": [9, 1]}
+    assert data.overlaps(["val"]) == {"val": [9, 1]}
     assert "1 of 9 lines of val also occur in train" in capsys.readouterr().err
 
 
