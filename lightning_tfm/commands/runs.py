@@ -133,7 +133,7 @@ def runs(arguments: list[str]) -> int:
         return _delete({name: found[name] for name in names}, options.yes)
     rows = sorted((_row(name, run) for name, run in found.items()), key=lambda row: _key(row, options.sort or "run"))
     if options.json:
-        print(json.dumps([_without_nan(asdict(row)) for row in rows], indent=2))
+        print(json.dumps(without_nan([*map(asdict, rows)]), indent=2))
     elif rows:
         _print(rows)
     else:
@@ -178,10 +178,12 @@ def _key(row: Row, column: str) -> tuple[bool, Any]:
     return value in (None, {}), [*value.items()] if isinstance(value, dict) else value or 0
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """Replace values that JSON does not have by None."""
     if isinstance(value, dict):
-        return {name: _without_nan(inner) for name, inner in value.items()}
+        return {name: without_nan(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(without_nan, value)]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

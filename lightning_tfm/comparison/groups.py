@@ -91,7 +91,7 @@ def find_groups(arguments: Sequence[str]) -> tuple[list[Group], list[str]]:
         names += [name] if name else []
         named = [run for path in (paths.split(",") if name else [paths]) for run in _find_runs(path, argument)]
         finished = _without_evaluations([run for run in dict.fromkeys(named) if is_readable(run, notes)], notes)
-        if name and (different := _differing([run.settings for run in finished])):
+        if name and (different := differing([run.settings for run in finished])):
             notes.append(f"the runs of {name} differ in {listed(different)}, not only in the seed")
         runs += [(name, run) for run in finished]
     groups = group_runs(runs)
@@ -175,7 +175,7 @@ def _without_evaluations(runs: Sequence[Run], notes: list[str]) -> list[Run]:
     return kept
 
 
-def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of the settings that differ; of classes that differ, not their arguments."""
     names = dict.fromkeys(name for each in settings for name in each)
     different = [name for name in names if any(each.get(name) != settings[0].get(name) for each in settings)]
@@ -202,10 +202,10 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
         of_experiment = [
             other[0].settings for other, name in zip(groups, experiments, strict=True) if name == experiment
         ]
-        names = _differing(of_experiment)
+        names = differing(of_experiment)
         has_few = len(names) <= MAX_LISTED
         if not has_few:
-            names = _differing([of_experiment[0], run.settings])
+            names = differing([of_experiment[0], run.settings])
         parts = [_label(name, run.settings[name]) for name in names if run.settings.get(name) is not None]
         parts[MAX_LISTED:] = ["..."] if len(parts) > MAX_LISTED else []
         if not parts and not has_few:

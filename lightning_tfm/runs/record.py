@@ -61,6 +61,9 @@ MACRO = "macro_"
 HEAD_SCORES = "val/heads/"
 """Prefix of the metrics of `HeadScores`, which are named val/heads/LAYER/head_N/SCORE."""
 
+TELEMETRY = ("trainer/tokens_per_second", "trainer/gpu_memory_gib", "trainer/mfu", "DeviceStatsMonitor.")
+"""Prefixes of the metrics of speed and memory, which differ between equal runs."""
+
 CHECKPOINT_NAME = re.compile(r"best\.ckpt|last\.ckpt|step_(0|[1-9][0-9]*)\.ckpt")
 """File names of the checkpoints that `fit` saves; their folder may contain other files."""
 

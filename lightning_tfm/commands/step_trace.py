@@ -1,0 +1,334 @@
+"""Training of two runs again, side by side, up to the step at which they part.
+
+Each run is trained in a child process. After each step, it sends a fingerprint of its batches, its losses and its
+state, and waits for the other. What a step has computed is kept until the fingerprints are known to be equal, so that
+each run is trained once, and the memory does not depend on the number of steps.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+from typing_extensions import TypedDict
+
+from lightning_tfm.checkpoint import read
+from lightning_tfm.commands.parser import trust_arguments
+from lightning_tfm.comparison.differences import Difference, rows_by_step
+from lightning_tfm.comparison.tensors import difference, fingerprint, state_fingerprint
+from lightning_tfm.config.parsing_errors import format_error
+from lightning_tfm.errors import DamagedError, UserError
+from lightning_tfm.fit.cli import TfmCLI
+from lightning_tfm.fit.cli import run as run_cli
+from lightning_tfm.fit.trainer_settings import as_list
+from lightning_tfm.runs.record import Run
+from lightning_tfm.system.files import relative
+from lightning_tfm.system.progress import progress_bar
+
+PROCESSES = multiprocessing.get_context("spawn")
+
+REPEATED = ("train/loss", "trainer/gradient_norm", "trainer/learning_rate")
+"""Metrics of a step that must be those that a run has recorded."""
+
+SETTINGS = (
+    *("--trainer.logger=false", "--trainer.limit_val_batches=0", "--trainer.enable_progress_bar=false", "--skip_test"),
+    *("--trainer.devices=1", "--trainer.num_nodes=1"),
+)
+"""Settings of `fit` for the training only, in one process, which with elastic determinism has the bits of several."""
+
+Values = list[tuple[str, Tensor]]
+"""Tensors with their names, in the order in which they were computed."""
+
+
+class StepTrace(Callback):
+    """Callback that keeps what a step computes, in order, and sends it to another process on request.
+
+    Args:
+        connection: the connection to that process, which receives a fingerprint of the state before the first step,
+            and one after each step with the metric that is not the recorded one. It answers None for the next step,
+            "names" for the names and the fingerprints of all values, or the index of one of them.
+        recorded: the metrics that the run has recorded, as texts by step.
+
+    Note:
+        Global hooks are used, since networks choose another kernel for a layer with hooks.
+    """
+
+    def __init__(self, connection: Connection, recorded: dict[int, dict[str, str]]) -> None:
+        self.connection, self.recorded = connection, recorded
+        self.values: Values = []
+        self.step = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.names = {module: _short(name) for name, module in pl_module.named_modules()}
+        self.hooks = [
+            register_module_forward_pre_hook(lambda module, args: self._keep_call("input", module, args)),
+            register_module_forward_hook(lambda module, args, output: self._keep_call("output", module, output)),
+        ]
+        self.step = trainer.global_step
+        self._send(pl_module, None)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._keep("batch", batch)
+
+    def _keep_call(self, kind: str, module: nn.Module, value: Any) -> None:
+        if (name := self.names.get(module)) is not None:
+            self._keep(f"{kind} of {name}", value[0] if isinstance(value, tuple) and len(value) == 1 else value)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        self._keep("loss", loss)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        self._keep_gradients("gradient", pl_module)
+        for group in optimizer.param_groups:
+            self._keep("learning rate", torch.as_tensor(group["lr"], dtype=torch.float64))
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step > self.step:  # otherwise, gradients are accumulated
+            self._keep_gradients("clipped gradient", pl_module)
+            self.step = trainer.global_step
+            self._send(pl_module, self._mismatch(trainer))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+    def _keep(self, name: str, value: Any) -> None:
+        """Keep copies of the tensors in a value, which may be nested."""
+        if isinstance(value, Tensor):
+            self.values.append((name, value.detach().clone()))
+        elif isinstance(value, list | tuple | dict):
+            inner = (
+                value.items()
+                if isinstance(value, dict)
+                else zip(getattr(value, "_fields", range(len(value))), value, strict=True)
+            )
+            for key, each in inner:
+                self._keep(f"{name}, {key}", each)
+
+    def _keep_gradients(self, kind: str, module: LightningModule) -> None:
+        for name, weight in module.named_parameters():
+            self._keep(f"{kind} of {_short(name)}", weight.grad)
+
+    def _state(self, module: LightningModule) -> Values:
+        """Return the optimizer state and the parameters, by name."""
+        weights = dict(module.named_parameters())
+        states = [
+            (f"optimizer state {key} of {_short(name)}", value)
+            for name, weight in weights.items()
+            for key, value in module.trainer.optimizers[0].state.get(weight, {}).items()
+            if isinstance(value, Tensor)
+        ]
+        return [*states, *((f"parameter {_short(name)}", weight.detach()) for name, weight in weights.items())]
+
+    def _mismatch(self, trainer: Trainer) -> Difference | None:
+        """Return the first metric of the step that is not the recorded one, with the recorded value first."""
+        row = self.recorded.get(self.step - 1, {})
+        for name in REPEATED:
+            if name in row and float(row[name]) != (value := trainer.callback_metrics[name].item()):
+                return {"name": f"{name} at step {self.step - 1}", "values": [float(row[name]), value]}
+        return None
+
+    def _send(self, module: LightningModule, mismatch: Difference | None) -> None:
+        """Send the end of a step, and answer requests until the next step may begin."""
+        state = self._state(module)
+        inputs = [value for name, value in self.values if name.startswith(("batch", "loss"))]
+        self.connection.send((fingerprint(*inputs, *(value for _, value in state)), mismatch))
+        values = [*self.values, *state]
+        while (request := self.connection.recv()) is not None:
+            if request == "names":
+                self.connection.send([(name, fingerprint(value)) for name, value in values])
+            else:
+                torch.save(values[request][1].cpu(), content := io.BytesIO())
+                self.connection.send(content.getvalue())
+        self.values.clear()
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("network.") or "the module"
+
+
+def train_again(connection: Connection, folder: Path, checkpoint: Path | None, trust_packages: Sequence[str]) -> None:
+    """Train a run again in this process with a `StepTrace`, from a checkpoint or from its start.
+
+    An error is sent as a text. Nothing is written or printed. The training ends if the connection is closed.
+    """
+    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # until the process ends
+    run = Run(folder)
+    trace = StepTrace(connection, rows_by_step(run))
+
+    class TracingCLI(TfmCLI):
+        """TfmCLI that trains with the trace, and does not test."""
+
+        def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+            trainer = super().instantiate_trainer(**kwargs)
+            trainer.callbacks.append(trace)  # after those of the user, which may change what it keeps
+            return trainer
+
+        def after_fit(self) -> None:
+            """Do not test."""
+
+    arguments = ["fit", "--config", str(folder / Run.CONFIG), *SETTINGS, *trust_arguments(trust_packages)]
+    arguments += ["--trainer.callbacks", json.dumps(_training_callbacks(run))]
+    arguments += [] if checkpoint is None else ["--ckpt_path", str(checkpoint)]
+    try:
+        run_cli(arguments, TracingCLI)
+    except Exception as error:  # of the code of the user, too
+        with suppress(OSError):  # it is closed
+            connection.send(format_error(error))
+
+
+def _training_callbacks(run: Run) -> list[dict[str, Any]]:
+    """Return the settings of the callbacks that may change the training: those of the user, and WeightAveraging."""
+    return [
+        callback
+        for callback in as_list(run.config["trainer"]["callbacks"])
+        if callback["class_path"].endswith(".WeightAveraging")
+        or not callback["class_path"].startswith(("lightning.", "lightning_tfm."))
+    ]
+
+
+class Trace(TypedDict):
+    """Result of training two runs again.
+
+    Attributes:
+        first_step: the step, counted from 0, from which both were trained: that after their last equal checkpoints.
+        equal_steps: the number of equal steps from there.
+        not_repeated: the metric in which a run has parted from its own record, with the recorded value first.
+        difference: the first value that differs, with its name, the `step` (None before the first), and `before`, the
+            name of the last equal value of the step; see `lightning_tfm.comparison.tensors.difference` for the others.
+    """
+
+    first_step: int
+    equal_steps: int
+    not_repeated: list[Difference]
+    difference: dict[str, Any] | None
+
+
+def trace(runs: Sequence[Run], trust_packages: Sequence[str]) -> Trace:
+    """Train two runs again, from their last equal checkpoints, until they part.
+
+    Raises:
+        UserError: if a run cannot be trained again, or not with the same bits in one process.
+    """
+    for run in runs:
+        _check_repeatable(run)
+    first, checkpoints = _last_equal_checkpoints(runs)
+    steps = min(map(_recorded_steps, runs)) - first
+    traced: Trace = {"first_step": first, "equal_steps": 0, "not_repeated": [], "difference": None}
+    if steps <= 0:
+        return traced
+    pairs = zip(runs, checkpoints, strict=True)
+    children = [Child(run, checkpoint, trust_packages) for run, checkpoint in pairs]
+    try:
+        with progress_bar("tracing, step", total=steps) as bar:
+            for number in range(steps + 1):  # the first is the state before the first step
+                fingerprints, mismatches = zip(*(child.receive() for child in children), strict=True)
+                traced["not_repeated"] = [
+                    {"name": f"{mismatch['name']} of {child.name}", "values": mismatch["values"]}
+                    for child, mismatch in zip(children, mismatches, strict=True)
+                    if mismatch is not None
+                ]
+                if fingerprints[0] != fingerprints[1]:
+                    step = first + number - 1 if number else None
+                    traced["difference"] = {"step": step, **_first_difference(children)}
+                if traced["difference"] or traced["not_repeated"]:
+                    break
+                traced["equal_steps"] = number
+                bar.update(number - bar.n)
+                for child in children:
+                    child.connection.send(None)
+    finally:
+        for child in children:
+            child.connection.close()
+            child.process.join()
+    return traced
+
+
+class Child:
+    """Child process that trains a run again, see `train_again`."""
+
+    def __init__(self, run: Run, checkpoint: Path | None, trust_packages: Sequence[str]) -> None:
+        self.name = relative(run.folder)
+        self.connection, other = PROCESSES.Pipe()
+        arguments = other, run.folder, checkpoint, trust_packages
+        self.process = PROCESSES.Process(target=train_again, args=arguments, daemon=True)
+        self.process.start()
+        other.close()
+
+    def receive(self) -> Any:
+        """Return what the process has sent; raise UserError if it has failed."""
+        try:
+            received = self.connection.recv()
+        except EOFError:
+            received = "its process was killed"
+        if isinstance(received, str):
+            raise UserError(f"RUN must be a run that can be trained again, but {self.name!r} is not: {received}")
+        return received
+
+    def ask(self, request: str | int) -> Any:
+        """Return the answer to a request."""
+        self.connection.send(request)
+        return self.receive()
+
+
+def _first_difference(children: Sequence[Child]) -> dict[str, Any]:
+    """Return the first value that differs among those that two processes have kept for a step."""
+    both = [child.ask("names") for child in children]
+    pairs = itertools.zip_longest(*both, fillvalue=("nothing", b""))
+    index, name, other = next((i, one[0], two[0]) for i, (one, two) in enumerate(pairs) if one != two)
+    before = both[0][index - 1][0] if index else None
+    if name != other:
+        return {"name": f"{name} or {other}", "before": before}
+    tensors = [torch.load(io.BytesIO(child.ask(index)), weights_only=True) for child in children]
+    return {"name": name, "before": before, **(difference(*tensors) or {})}
+
+
+def _last_equal_checkpoints(runs: Sequence[Run]) -> tuple[int, Sequence[Path | None]]:
+    """Return the step and the paths of the last checkpoints of two runs with equal states; 0 and None if none have."""
+    found: list[dict[tuple[int, bytes], Path]] = []
+    for run in runs:
+        states = {}
+        for path in run.checkpoints():
+            with suppress(DamagedError):
+                checkpoint = read(path)
+                states[checkpoint["global_step"], state_fingerprint(checkpoint)] = path
+        found.append(states)
+    last = max(found[0].keys() & found[1].keys(), default=None)
+    return (0, (None, None)) if last is None else (last[0], [states[last] for states in found])
+
+
+def _recorded_steps(run: Run) -> int:
+    """Return the number of steps that a run has trained, or those of its settings if it has recorded none."""
+    if run.has_finished:
+        return run.summary.steps
+    max_steps = int(run.config["trainer"]["max_steps"])
+    return min(max([run.last_checkpoint[0], *(step + 1 for step in rows_by_step(run))]), max_steps) or max_steps
+
+
+def _check_repeatable(run: Run) -> None:
+    """Raise UserError unless a run was trained, and one process repeats its bits."""
+    folder, strategy = relative(run.folder), str(run.config["trainer"]["strategy"])
+    if run.state == "evaluated":
+        raise UserError(f"--trace needs runs that were trained, but {folder!r} is a test; name its run")
+    processes = max((start["processes"] for start in run.starts), default=1)
+    if processes > 1 and "Elastic" not in strategy:
+        raise UserError(
+            f"--trace needs runs of one process or with elastic determinism, but {folder!r} has {processes} processes; "
+            "leave it out"
+        )
