@@ -160,14 +160,17 @@ class StepTrace(Callback):
 
 
 def _short(name: str) -> str:
-    return name.removeprefix("network.") or "the module"
+    return name.removeprefix("network.")
 
 
-def train_again(connection: Connection, folder: Path, checkpoint: Path | None, trust_packages: Sequence[str]) -> None:
+def train_again(
+    connection: Connection, cwd: str, folder: Path, checkpoint: Path | None, trust_packages: Sequence[str]
+) -> None:
     """Train a run again in this process with a `StepTrace`, from a checkpoint or from its start.
 
     An error is sent as a text. Nothing is written or printed. The training ends if the connection is closed.
     """
+    os.chdir(cwd)  # multiprocessing starts in another folder if the current one was changed
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # until the process ends
     run = Run(folder)
     trace = StepTrace(connection, rows_by_step(run))
@@ -266,7 +269,7 @@ class Child:
     def __init__(self, run: Run, checkpoint: Path | None, trust_packages: Sequence[str]) -> None:
         self.name = relative(run.folder)
         self.connection, other = PROCESSES.Pipe()
-        arguments = other, run.folder, checkpoint, trust_packages
+        arguments = other, os.getcwd(), run.folder, checkpoint, trust_packages
         self.process = PROCESSES.Process(target=train_again, args=arguments, daemon=True)
         self.process.start()
         other.close()
