@@ -54,7 +54,8 @@ def diff(arguments: list[str]) -> int:
     else:
         _print(parts, [side.name for side in sides])
         if traced is not None:
-            LiteralConsole().print("\n".join(_sentences(traced)))
+            console = LiteralConsole()
+            console.print("\n".join(_sentences(traced)), soft_wrap=not console.is_terminal)
     return 0 if is_equal else 1
 
 

@@ -1,12 +1,13 @@
 """Training of two runs again, side by side, up to the step at which they part.
 
-Each run is trained in a child process. After each step, it sends a fingerprint of its batches, its losses and its
-state, and waits for the other. What a step has computed is kept until the fingerprints are known to be equal, so that
-each run is trained once, and the memory does not depend on the number of steps.
+Each run is trained in a child process. After each step, it sends a fingerprint of all that the step has computed, and
+waits for the other. The values themselves are kept until the fingerprints are known to be equal, so that each run is
+trained once, and the memory does not depend on the number of steps.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
 import json
@@ -59,8 +60,8 @@ class StepTrace(Callback):
 
     Args:
         connection: the connection to that process, which receives a fingerprint of the state before the first step,
-            and one after each step with the metric that is not the recorded one. It answers None for the next step,
-            "names" for the names and the fingerprints of all values, or the index of one of them.
+            and one of all values after each step, with the metric that is not the recorded one. It answers None for the
+            next step, "names" for the names and the fingerprints of the values, or the index of one of them.
         recorded: the metrics that the run has recorded, as texts by step.
 
     Note:
@@ -146,13 +147,12 @@ class StepTrace(Callback):
 
     def _send(self, module: LightningModule, mismatch: Difference | None) -> None:
         """Send the end of a step, and answer requests until the next step may begin."""
-        state = self._state(module)
-        inputs = [value for name, value in self.values if name.startswith(("batch", "loss"))]
-        self.connection.send((fingerprint(*inputs, *(value for _, value in state)), mismatch))
-        values = [*self.values, *state]
+        values = [*self.values, *self._state(module)]
+        names = [(name, fingerprint(value)) for name, value in values]
+        self.connection.send((hashlib.sha256(b"".join(each for _, each in names)).digest(), mismatch))
         while (request := self.connection.recv()) is not None:
             if request == "names":
-                self.connection.send([(name, fingerprint(value)) for name, value in values])
+                self.connection.send(names)
             else:
                 torch.save(values[request][1].cpu(), content := io.BytesIO())
                 self.connection.send(content.getvalue())

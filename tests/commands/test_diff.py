@@ -64,7 +64,11 @@ class Fault(Callback):
             self.flip(weight if self.kind == "update" else trainer.optimizers[0].state[weight]["exp_avg"])
 """
 
-LAYERS = {"transformer": "decoder.0.cross_attention.out_proj", "gpt": "layers.0.self_attention.out_proj", "attention_lstm": "readout"}
+LAYERS = {
+    "transformer": "decoder.0.cross_attention.out_proj",
+    "gpt": "layers.0.self_attention.out_proj",
+    "attention_lstm": "readout",
+}
 """A linear layer of each network."""
 
 FAULTS = {
@@ -91,7 +95,7 @@ def trained(tmp_path_factory, command, tmp_path, monkeypatch):
         def train(cwd):
             (cwd / "planted.py").write_text(PLANTED)
             callbacks = {"trainer.callbacks": "[{class_path: planted.Fault}]", "trainer.max_steps": STEPS}
-            intervals = {"trainer.val_check_interval": 4, "checkpoint.every_n_train_steps": 4}
+            intervals = {"trainer.val_check_interval": 4, "checkpoint.keep_last": 2}
             start(*fit(model, "--trust-package=planted", **callbacks, **intervals), cwd=cwd).finish()
 
         made = made_once(f"traced_{model}", train, tmp_path_factory)
@@ -126,3 +130,275 @@ def test_trace_names_a_planted_fault(kind, model, trained, command):
     assert found["difference"]["step"] == 5
     name, expected = found["difference"]["name"], FAULTS[kind].format(layer=LAYERS[model])
     assert name == expected or (kind == "clipping" and name.startswith(expected))
+
+
+def test_equal_runs_are_trained_again_to_their_end(trained, command):
+    runs = trained("gpt"), trained("gpt", "second")
+    found = traced(command, *runs, status=0)
+    assert found == {"first_step": 0, "equal_steps": STEPS, "not_repeated": [], "difference": None}
+
+
+def test_trace_starts_from_the_last_equal_checkpoints(trained, command):
+    runs = trained("gpt", keeps=["step_4.ckpt", "last.ckpt"]), trained("gpt", "second", keeps=["last.ckpt"])
+    assert traced(command, *runs, status=0)["first_step"] == STEPS  # nothing is left
+    content = read(runs[1] / "checkpoints/last.ckpt")
+    earlier = content | {"global_step": 1}  # an unequal state
+    write(earlier, runs[1] / "checkpoints/last.ckpt")
+    assert traced(command, *runs, status=0)["first_step"] == 0
+
+
+def test_trace_resumes_at_a_checkpoint(trained, command):
+    fault = {"kind": "weight", "layer": LAYERS["gpt"], "step": 6}
+    found = traced(
+        command, *(trained("gpt", keeps=["step_4.ckpt"]), trained("gpt", "second", fault, keeps=["step_4.ckpt"]))
+    )
+    assert (found["first_step"], found["equal_steps"], found["difference"]["step"]) == (4, 2, 6)
+    assert found["difference"]["name"] == f"output of {LAYERS['gpt']}"
+    assert found["difference"]["before"] == f"input of {LAYERS['gpt']}"
+
+
+def test_values_of_a_planted_difference(trained, command):
+    fault = {"kind": "update", "layer": "head", "step": 2}
+    found = traced(command, trained("gpt"), trained("gpt", "second", fault))["difference"]
+    first, second = map(np.float32, found["values"])
+    assert int(first.view(np.int32)) ^ int(second.view(np.int32)) == 1  # the last bit
+    assert (found["index"], found["differing"]) == ([0, 0], 1)
+    assert found["absolute"] == abs(float(first) - float(second))
+
+
+def test_run_that_does_not_repeat_its_record(trained, command):
+    runs = trained("gpt"), trained("gpt", "second")
+    lines = (runs[1] / "metrics.csv").read_text().splitlines()
+    column = lines[0].split(",").index("train/loss")
+    row = lines[4].split(",")
+    row[column], recorded = "2.5", float(row[column])
+    (runs[1] / "metrics.csv").write_text("\n".join([*lines[:4], ",".join(row), *lines[5:]]) + "\n")
+    found = traced(command, *runs)
+    step = int(row[lines[0].split(",").index("step")])
+    assert found["not_repeated"] == [
+        {"name": f"train/loss at step {step} of {Path('runs/gpt/second')}", "values": [2.5, recorded]}
+    ]
+    assert found["difference"] is None
+    printed = command("diff", *runs, "--trace", "--trust-package=planted", status=1).out
+    assert f"the run does not repeat: train/loss at step {step} of runs/gpt/second was 2.5, and is now" in printed
+
+
+OWN = """
+import torch
+from lightning_tfm.networks import Seq2SeqNetwork
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, hidden):
+        hidden = torch.relu(self.inner(hidden))
+        return self.last(hidden)
+
+
+class Before(Seq2SeqNetwork):
+    block = Block
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.embedding, self.middle, self.head = nn.Embedding(vocab_size, 8), self.block(), nn.Linear(8, vocab_size)
+
+    def encode(self, source):
+        return (self.embedding(source).sum(1),)
+
+    def decode_step(self, token, state):
+        return self.head(self.middle(self.embedding(token) + state[0])), state
+
+    def forward(self, source, target_in):
+        (state,) = self.encode(source)
+        return self.head(self.middle(self.embedding(target_in) + state.unsqueeze(1)))
+
+
+class Changed(Block):
+    def forward(self, hidden):
+        hidden = torch.tanh(self.inner(hidden))
+        return self.last(hidden)
+
+
+class After(Before):
+    block = Changed
+"""
+
+
+def test_trace_names_changed_code(trained, command, tmp_path):
+    """The input of the layer after the changed line differs, but not the output of the layer before it."""
+    runs = trained("gpt"), trained("gpt", "second", fault={})
+    (tmp_path / "own.py").write_text(OWN)
+    for name, run in zip(("Before", "After"), runs, strict=True):
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        config["model"]["init_args"]["network"] = {"class_path": f"own.{name}"}
+        config["trainer"]["callbacks"] = None
+        shutil.rmtree(run)
+        run.mkdir()
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+    printed = command("diff", *runs, "--trace", "--trust-package=own,planted", "--json", status=1).out
+    content = json.loads(printed)
+    assert {"name": "model.network", "values": ["Before", "After"]} in content["differences"]["settings"]
+    found = content["trace"]["difference"]
+    assert (found["step"], found["name"], found["before"]) == (0, "input of middle.last", "output of middle.inner")
+
+
+def test_changed_code_is_not_the_recorded_one(trained, command, tmp_path):
+    runs = trained("gpt"), trained("gpt", "second")
+    planted = (tmp_path / "planted.py").read_text()
+    (tmp_path / "planted.py").write_text(planted.replace('kind: str = "none"', 'kind: str = "dropout"'))
+    for run in runs:
+        (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("kind: none", "kind: dropout"))
+    found = traced(command, *runs)
+    assert found["equal_steps"] == 0
+    assert [each["name"][:20] for each in found["not_repeated"]] == ["train/loss at step 0"] * 2
+
+
+def test_trace_refuses_what_it_cannot_repeat(trained, command, mistake):
+    runs = trained("gpt"), trained("gpt", "second")
+    assert "--trace needs two runs" in mistake("diff", runs[0], EXPERIMENTS / "copy_gpt.yaml", "--trace")
+    config = runs[1] / "config.yaml"
+    config.write_text(config.read_text().replace("planted.Fault", "planted.Missing"))
+    error = command("diff", *runs, "--trace", "--trust-package=planted", status=2).err
+    assert "RUN must be a run that can be trained again, but 'runs/gpt/second' is not: " in error
+    starts = json.loads((runs[0] / "provenance.json").read_text())
+    (runs[0] / "provenance.json").write_text(json.dumps([starts[0] | {"processes": 2}]))
+    assert "runs of one process" in command("diff", *runs, "--trace", status=2).err
+
+
+# Records
+
+
+def differences(command, *names, status=1):
+    return json.loads(command("diff", *names, "--json", status=status).out)["differences"]
+
+
+CONFIG = {
+    "name": "a",
+    "trainer": {"max_steps": 10, "logger": [{"save_dir": "runs"}]},
+    "model": {"init_args": {"network": {"class_path": "lightning_tfm.networks.GPT", "init_args": {"d_model": 64}}}},
+}
+
+
+def test_settings_are_named_as_on_the_command_line(command, tmp_path):
+    other = json.loads(json.dumps(CONFIG))
+    other["name"], other["trainer"]["logger"] = "b", False
+    other["model"]["init_args"]["network"]["init_args"]["d_model"] = 128
+    write_run(tmp_path / "a", CONFIG)
+    write_run(tmp_path / "b", other)
+    assert differences(command, "a", "b")["settings"] == [{"name": "model.network.d_model", "values": [64, 128]}]
+    other["model"]["init_args"]["network"]["class_path"] = "lightning_tfm.networks.Transformer"
+    write_run(tmp_path / "c", other)
+    assert differences(command, "a", "c")["settings"] == [{"name": "model.network", "values": ["GPT", "Transformer"]}]
+    printed = command("diff", "a", "c", status=1).out
+    assert [line.split() for line in printed.splitlines() if "model" in line] == [
+        ["model.network", "GPT", "Transformer"]
+    ]
+    assert "equal: environment, results" in printed
+
+
+def test_equal_runs(command, tmp_path):
+    for name in "ab":
+        write_run(tmp_path / name, CONFIG, SUMMARY, predictions=[{}])
+        (tmp_path / name / "metrics.csv").write_text(f"step,train/loss,trainer/tokens_per_second\n0,0.5,{ord(name)}\n")
+    assert differences(command, "a", "b", status=0) == {"settings": [], "environment": [], "results": []}
+    assert command("diff", "a", "b").out == "equal: settings, environment, results\n"
+
+
+def test_environment(command, tmp_path):
+    write_run(tmp_path / "a", CONFIG)
+    run = write_run(tmp_path / "b", CONFIG, start={"versions": {"lightning_tfm": "0.1.0", "torch": "2.9.0"}})
+    run.write_diff(0, "diff --git a/net.py b/net.py\n--- a/net.py\n+++ b/net.py\n")
+    found = {each["name"]: each["values"] for each in differences(command, "a", "b")["environment"]}
+    assert found.keys() == {"version of torch", "uncommitted changes"}
+    assert found["version of torch"] == ["2.13.0", "2.9.0"]
+    assert [value.split(" ", 1)[1] for value in found["uncommitted changes"]] == ["notes", "net.py, notes"]
+    start = json.loads((tmp_path / "a/provenance.json").read_text())[0]
+    start["versions"]["torch"] = "2.14.0"
+    run.write_starts([*json.loads((tmp_path / "a/provenance.json").read_text()), start])
+    resumed = {each["name"]: each["values"] for each in differences(command, "a", "b")["environment"]}
+    assert resumed["version of torch"] == ["2.13.0", "2.13.0, then 2.14.0"]
+
+
+def test_first_results(command, tmp_path):
+    rows = "0,0.5,\n1,0.4,\n1,,0.3\n2,0.2,\n"
+    for name, changed, lines in (
+        ("a", rows, [{}, {}, {}]),
+        ("b", rows.replace("0.3", "0.25").replace("0.2,", "0.1,"), [{}, {"nll": 2.0}, {"prediction": "c", "nll": 3.0}]),
+        ("c", rows.removesuffix("2,0.2,\n"), [{}, {"nll": 2.0}]),
+    ):
+        write_run(tmp_path / name, CONFIG, SUMMARY, predictions=lines)
+        (tmp_path / name / "metrics.csv").write_text(f"step,train/loss,val/loss\n{changed}")
+    assert differences(command, "a", "b")["results"] == [
+        {"name": "val/loss at step 1", "values": ["0.3", "0.25"]},
+        {"name": "prediction 2 of the test for 'a'", "values": ["b", "c"]},
+    ]
+    assert differences(command, "a", "c")["results"] == [
+        {"name": "train/loss at step 2", "values": ["0.2", None]},
+        {"name": "nll 1 of the test for 'a'", "values": [1.0, 2.0]},
+    ]
+
+
+# Configurations and checkpoints
+
+
+def test_configurations(command, mistake, trained):
+    found = differences(command, "copy_gpt.yaml", "copy_transformer.yaml")
+    assert {"name": "model.network", "values": ["GPT", "Transformer"]} in found["settings"]
+    assert found.keys() == {"settings"}
+    assert differences(command, EXPERIMENTS / "copy_gpt.yaml", "copy_gpt.yaml", status=0) == {"settings": []}
+    run = trained("gpt")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["model"]["init_args"]["optimizer"]["init_args"]["lr"] = 0.5
+    (run.parents[2] / "own.yaml").write_text(yaml.safe_dump(config))
+    printed = command("diff", run, "own.yaml", "--trust-package=planted", "--json", status=1).out
+    assert json.loads(printed)["differences"] == {"settings": [{"name": "model.optimizer.lr", "values": [0.003, 0.5]}]}
+    assert "did you mean 'copy_gpt'" in mistake("diff", "copy_gtp.yaml", "copy_gpt.yaml")
+    assert "there is no run 'copy_gpt'" in mistake("diff", "copy_gpt", "copy_gpt.yaml")  # without a suffix, a run
+
+
+def test_checkpoints(command, trained):
+    path = trained("gpt", keeps=["last.ckpt"]) / "checkpoints/last.ckpt"
+    assert not any(differences(command, path, path, status=0).values())
+    content = read(path)
+    weight, moment = (
+        content["state_dict"]["network.layers.0.feed_forward.0.weight"],
+        content["optimizer_states"][0]["state"][0]["exp_avg"],
+    )
+    before = weight.numpy().copy()
+    weight[1, 2:4] += 0.25
+    moment.view(-1)[:1].view(torch.int32).bitwise_xor_(1)
+    write(content, path.with_name("other.ckpt"))
+    found = differences(command, path, path.with_name("other.ckpt"))
+    (row,) = found["parameters"]
+    name = "layers.0.feed_forward.0.weight"
+    change = np.abs(weight.numpy().astype(float) - before)
+    assert (row["name"], row["elements"], row["differing"], row["index"]) == (name, before.size, 2, [1, 2])
+    assert row["absolute"] == change.max()
+    assert row["relative"] == pytest.approx((change / np.maximum(abs(weight.numpy()), abs(before))).max())
+    assert [(each["name"], each["differing"]) for each in found["optimizer state"]] == [("0.state.0.exp_avg", 1)]
+    del content["optimizer_states"]
+    write(content, path.with_name("weights.ckpt"))
+    assert found.keys() - differences(command, path, path.with_name("weights.ckpt")).keys() == {"optimizer state"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_fingerprint_depends_on_each_bit_and_on_the_order(dtype):
+    values = torch.randint(0, 2, (6, 5)).to(dtype)
+    assert fingerprint(values) == fingerprint(values.t().contiguous().t())
+    others = [values.view(5, 6), values.flip(0).flip(1), values.to(torch.int16)]
+    bits = values.clone().view(torch.uint8)
+    for place in range(bits.numel()):
+        changed = bits.clone()
+        changed.view(-1)[place] ^= 1
+        others.append(changed.view(dtype))
+    assert len({fingerprint(other) for other in [values, *others]}) == 1 + len(others)
+
+
+def test_difference_of_tensors_with_special_values():
+    assert tensor_difference(torch.tensor(float("nan")), torch.tensor(float("nan"))) is None
+    found = tensor_difference(torch.tensor([1.0, 0.0, 3.0]), torch.tensor([1.0, -0.0, 3.0]))
+    assert (found["differing"], found["index"], found["absolute"], found["relative"]) == (1, [1], 0, 0)
