@@ -87,14 +87,14 @@ def _first_metric(first: Run, second: Run) -> Difference | None:
 
 def _first_prediction(first: Run, second: Run) -> Difference | None:
     lines: list[Sequence[Any]] = [run.predictions for run in (first, second)]
-    for key in ("source", "target", "prediction", "nll"):  # outputs before their likelihoods
+    for key in ("split", "source", "target", "prediction", "nll"):  # outputs before their likelihoods
         for index, pair in enumerate(zip(*lines, strict=False)):
-            values = [line[key] for line in pair]
+            values = [line.get(key) for line in pair]
             if values[0] != values[1]:
-                of = "" if key == "source" else f" for {pair[0]['source']!r}"
-                return {"name": f"{key} {index} of the test{of}", "values": values}
+                of = f" for {pair[0]['source']!r}" if key in ("prediction", "nll") else ""
+                return {"name": f"{key} of test example {index}{of}", "values": values}
     lengths = [*map(len, lines)]
-    return {"name": "number of test predictions", "values": lengths} if lengths[0] != lengths[1] else None
+    return {"name": "number of test examples", "values": lengths} if lengths[0] != lengths[1] else None
 
 
 def _environment(run: Run) -> dict[str, str]:

@@ -334,11 +334,11 @@ def test_first_results(command, tmp_path):
         (tmp_path / name / "metrics.csv").write_text(f"step,train/loss,val/loss\n{changed}")
     assert differences(command, "a", "b")["results"] == [
         {"name": "val/loss at step 1", "values": ["0.3", "0.25"]},
-        {"name": "prediction 2 of the test for 'a'", "values": ["b", "c"]},
+        {"name": "prediction of test example 2 for 'a'", "values": ["b", "c"]},
     ]
     assert differences(command, "a", "c")["results"] == [
         {"name": "train/loss at step 2", "values": ["0.2", None]},
-        {"name": "nll 1 of the test for 'a'", "values": [1.0, 2.0]},
+        {"name": "nll of test example 1 for 'a'", "values": [1.0, 2.0]},
     ]
 
 

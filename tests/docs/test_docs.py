@@ -178,10 +178,12 @@ NOT_RUN = (
     "sudo ",
     "lightning-tfm sweep experiments/",
     "lightning-tfm sweep date_sweep.yaml --storage ",
+    "lightning-tfm diff ",
 )
-"""Commands that install packages, run the tests themselves, need a W&B account or take minutes.
+"""Commands that install packages, run the tests themselves, need a W&B account, take minutes or have exit status 1.
 
-`.ci/run` installs the project and runs the tests. test_wandb.py tests the sweeps and the dashboard.
+`.ci/run` installs the project and runs the tests. test_wandb.py tests the sweeps and the dashboard, and
+test_diff.py tests `diff`.
 """
 
 
