@@ -113,10 +113,7 @@ class Side:
 
             self.checkpoint = read(path)
             text = self.checkpoint.get("experiment", {"config": "{}"})["config"]
-            self.settings = {
-                "step": self.checkpoint["global_step"],
-                **settings_of_weights(parse_yaml(text, path, "RUN")),
-            }
+            self.settings = settings_of_weights(parse_yaml(text, path, "RUN"))
         else:
             run = self.run = named_run(name)
             self.name, self.settings = relative(run.folder), settings_of_weights(run.config)
@@ -156,6 +153,9 @@ def _print(parts: Mapping[str, Sequence[Mapping[str, Any]]], names: Sequence[str
 def _sentences(traced: Trace) -> Iterator[str]:
     """Yield what the training of two runs again has shown."""
     first, steps, found = traced["first_step"], traced["equal_steps"], traced["difference"]
+    if not traced["steps"]:
+        yield f"not trained again: the last checkpoints, after {first:,} steps, are equal"
+        return
     yield (
         f"trained again from {f'equal checkpoints after {first:,} steps' if first else 'the start'}: "
         f"{f'the next {steps:,} steps are' if steps else 'no further step is'} equal"

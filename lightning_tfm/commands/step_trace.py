@@ -113,13 +113,10 @@ class StepTrace(Callback):
         """Keep copies of the tensors in a value, which may be nested."""
         if isinstance(value, Tensor):
             self.values.append((name, value.detach().clone()))
-        elif isinstance(value, list | tuple | dict):
-            inner = (
-                value.items()
-                if isinstance(value, dict)
-                else zip(getattr(value, "_fields", range(len(value))), value, strict=True)
-            )
-            for key, each in inner:
+        elif isinstance(value, list | tuple):
+            self._keep(name, dict(zip(getattr(value, "_fields", range(len(value))), value, strict=True)))
+        elif isinstance(value, dict):
+            for key, each in value.items():
                 self._keep(f"{name}, {key}", each)
 
     def _keep_gradients(self, kind: str, module: LightningModule) -> None:
@@ -211,13 +208,15 @@ class Trace(TypedDict):
 
     Attributes:
         first_step: the step, counted from 0, from which both were trained: that after their last equal checkpoints.
-        equal_steps: the number of equal steps from there.
+        steps: the number of steps from there that both have recorded.
+        equal_steps: the number of these that are equal before the first difference.
         not_repeated: the metric in which a run has parted from its own record, with the recorded value first.
         difference: the first value that differs, with its name, the `step` (None before the first), and `before`, the
             name of the last equal value of the step; see `lightning_tfm.comparison.tensors.difference` for the others.
     """
 
     first_step: int
+    steps: int
     equal_steps: int
     not_repeated: list[Difference]
     difference: dict[str, Any] | None
@@ -232,12 +231,11 @@ def trace(runs: Sequence[Run], trust_packages: Sequence[str]) -> Trace:
     for run in runs:
         _check_repeatable(run)
     first, checkpoints = _last_equal_checkpoints(runs)
-    steps = min(map(_recorded_steps, runs)) - first
-    traced: Trace = {"first_step": first, "equal_steps": 0, "not_repeated": [], "difference": None}
-    if steps <= 0:
+    steps = max(min(map(_recorded_steps, runs)) - first, 0)
+    traced: Trace = {"first_step": first, "steps": steps, "equal_steps": 0, "not_repeated": [], "difference": None}
+    if not steps:
         return traced
-    pairs = zip(runs, checkpoints, strict=True)
-    children = [Child(run, checkpoint, trust_packages) for run, checkpoint in pairs]
+    children = [Child(run, path, trust_packages) for run, path in zip(runs, checkpoints, strict=True)]
     try:
         with progress_bar("tracing, step", total=steps) as bar:
             for number in range(steps + 1):  # the first is the state before the first step

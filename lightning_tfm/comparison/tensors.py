@@ -81,12 +81,13 @@ def state_fingerprint(checkpoint: Mapping[str, Any]) -> bytes:
 
 
 def different_states(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return the values that differ in the parts of two checkpoints that both have, by part and name.
+    """Return the step, and the values that differ in the parts that both checkpoints have, by part and name.
 
     A value has its `TensorDifference`, or is given for both checkpoints if it is not a tensor, or its shape, its type
     or the value is missing in one.
     """
-    parts = {}
+    steps = [checkpoint["global_step"] for checkpoint in (first, second)]
+    parts = {"step": [{"name": "global_step", "values": steps}] if steps[0] != steps[1] else []}
     for key, part in STATES.items():
         if key in first and key in second:
             values = [flatten(checkpoint[key]) for checkpoint in (first, second)]

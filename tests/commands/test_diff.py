@@ -135,12 +135,13 @@ def test_trace_names_a_planted_fault(kind, model, trained, command):
 def test_equal_runs_are_trained_again_to_their_end(trained, command):
     runs = trained("gpt"), trained("gpt", "second")
     found = traced(command, *runs, status=0)
-    assert found == {"first_step": 0, "equal_steps": STEPS, "not_repeated": [], "difference": None}
+    assert found == {"first_step": 0, "steps": STEPS, "equal_steps": STEPS, "not_repeated": [], "difference": None}
 
 
 def test_trace_starts_from_the_last_equal_checkpoints(trained, command):
     runs = trained("gpt", keeps=["step_4.ckpt", "last.ckpt"]), trained("gpt", "second", keeps=["last.ckpt"])
-    assert traced(command, *runs, status=0)["first_step"] == STEPS  # nothing is left
+    printed = command("diff", *runs, "--trace").out
+    assert printed.splitlines()[-1] == f"not trained again: the last checkpoints, after {STEPS} steps, are equal"
     content = read(runs[1] / "checkpoints/last.ckpt")
     earlier = content | {"global_step": 1}  # an unequal state
     write(earlier, runs[1] / "checkpoints/last.ckpt")
@@ -155,6 +156,20 @@ def test_trace_resumes_at_a_checkpoint(trained, command):
     assert (found["first_step"], found["equal_steps"], found["difference"]["step"]) == (4, 2, 6)
     assert found["difference"]["name"] == f"output of {LAYERS['gpt']}"
     assert found["difference"]["before"] == f"input of {LAYERS['gpt']}"
+
+
+def test_trace_of_accumulated_batches_and_micro_batches(trained, command):
+    runs = [trained("gpt", name) for name in ("first", "second")]
+    for run, kind in zip(runs, ("none", "dropout"), strict=True):
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        strategy = {"class_path": "lightning_tfm.distributed.strategies.Elastic", "init_args": {"num_micro_batches": 2}}
+        config["trainer"] |= {"strategy": strategy, "accumulate_grad_batches": 2, "devices": 2}
+        config["trainer"]["callbacks"][0]["init_args"] = {"kind": kind, "layer": "", "step": 1}
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+        (run / "metrics.csv").unlink()
+    found = traced(command, *runs)
+    assert (found["equal_steps"], found["difference"]["step"]) == (1, 1)
+    assert found["difference"]["name"] == "output of dropout"
 
 
 def test_values_of_a_planted_difference(trained, command):
@@ -381,7 +396,10 @@ def test_checkpoints(command, trained):
     assert row["relative"] == pytest.approx((change / np.maximum(abs(weight.numpy()), abs(before))).max())
     assert [(each["name"], each["differing"]) for each in found["optimizer state"]] == [("0.state.0.exp_avg", 1)]
     del content["optimizer_states"]
-    write(content, path.with_name("weights.ckpt"))
+    write(content | {"global_step": 5}, path.with_name("weights.ckpt"))
+    assert differences(command, path, path.with_name("weights.ckpt"))["step"] == [
+        {"name": "global_step", "values": [STEPS, 5]}
+    ]
     assert found.keys() - differences(command, path, path.with_name("weights.ckpt")).keys() == {"optimizer state"}
 
 
