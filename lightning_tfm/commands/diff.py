@@ -15,7 +15,6 @@ from lightning_tfm.config.settings import parse_yaml, settings_of_weights
 from lightning_tfm.errors import UserError
 from lightning_tfm.runs.names import named_run
 from lightning_tfm.runs.record import Run
-from lightning_tfm.system.files import relative
 from lightning_tfm.system.terminal import LiteralConsole, print_table
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def diff(arguments: list[str]) -> int:
         content = {"equal": is_equal, "differences": parts} | ({} if traced is None else {"trace": traced})
         print(json.dumps(without_nan(content), indent=2, ensure_ascii=False))
     else:
-        _print(parts, [side.name for side in sides])
+        _print(parts)
         if traced is not None:
             console = LiteralConsole()
             console.print("\n".join(_sentences(traced)), soft_wrap=not console.is_terminal)
@@ -95,14 +94,12 @@ class Side:
         trust_packages: the trusted packages, see `--trust-package`.
 
     Attributes:
-        name: the name, of a run its folder.
         run: the run; None for others.
         checkpoint: the content of the checkpoint; None for others.
         settings: the settings, by dotted name.
     """
 
     def __init__(self, name: str, trust_packages: Sequence[str]) -> None:
-        self.name = name
         self.run: Run | None = None
         self.checkpoint: dict[str, Any] | None = None
         path = Path(name)
@@ -115,8 +112,8 @@ class Side:
             text = self.checkpoint.get("experiment", {"config": "{}"})["config"]
             self.settings = settings_of_weights(parse_yaml(text, path, "RUN"))
         else:
-            run = self.run = named_run(name)
-            self.name, self.settings = relative(run.folder), settings_of_weights(run.config)
+            self.run = named_run(name)
+            self.settings = settings_of_weights(self.run.config)
 
 
 def _complete_settings(path: Path, trust_packages: Sequence[str]) -> dict[str, Any]:
@@ -136,7 +133,7 @@ def _complete_settings(path: Path, trust_packages: Sequence[str]) -> dict[str, A
     return settings_of_weights(cli.settings())
 
 
-def _print(parts: Mapping[str, Sequence[Mapping[str, Any]]], names: Sequence[str]) -> None:
+def _print(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Print a table of each part with differences, and which parts are equal."""
     console = LiteralConsole()
     for part, rows in parts.items():
@@ -145,7 +142,7 @@ def _print(parts: Mapping[str, Sequence[Mapping[str, Any]]], names: Sequence[str
             keys = "differing", "elements", "absolute", "relative"
             print_table(header, [[row["name"], *(_number(row.get(key)) for key in keys)] for row in rows], console)
         elif rows:
-            print_table([part, *names], [[row["name"], *map(shown, row["values"])] for row in rows], console)
+            print_table([part, "first", "second"], [[row["name"], *map(shown, row["values"])] for row in rows], console)
     if equal := [part for part, rows in parts.items() if not rows]:
         console.print(f"equal: {', '.join(equal)}")
 

@@ -36,7 +36,7 @@ def different_settings(first: Mapping[str, Any], second: Mapping[str, Any]) -> l
     return [
         {
             "name": name.replace(".init_args", "").removesuffix(".class_path"),
-            "values": [_without_module(settings.get(name)) for settings in (first, second)],
+            "values": _without_modules([settings.get(name) for settings in (first, second)]),
         }
         for name in differing([first, second])
     ]
@@ -103,9 +103,10 @@ def _environment(run: Run) -> dict[str, str]:
     for number, start in enumerate(run.starts):
         framework = start["framework"]
         facts = {
-            "commit": start["git"]["commit"],
+            "commit": (start["git"]["commit"] or "unknown")[:10],
             "uncommitted changes": _uncommitted(run, number, start["git"].get("untracked", [])),
-            "commit of lightning_tfm": f"{framework['commit']}{' with changes' if framework['dirty'] else ''}",
+            "commit of lightning_tfm": (framework["commit"] or "unknown")[:10]
+            + (" with changes" if framework["dirty"] else ""),
             **{f"version of {name}": version for name, version in start["versions"].items()},
             **{name.replace("_", " "): value for name, value in start["hardware"].items()},
             "processes": start["processes"],
@@ -122,17 +123,19 @@ def _uncommitted(run: Run, number: int, untracked: Sequence[str]) -> str:
     path = run.folder / run.DIFF.format(number)
     diff = path.read_bytes() if path.is_file() else b""
     changed = re.findall(r"^diff --git .* b/(.*)$", diff.decode(errors="replace"), re.MULTILINE)
-    names = [*changed, *(name.removeprefix("?? ") for name in untracked)]
+    names = [*changed, *untracked]
     return f"{hashlib.sha256(diff).hexdigest()[:8]} {', '.join(names)}" if names else "none"
 
 
-def _without_module(value: Any) -> Any:
-    """Return a setting, with the name of a class in place of its path."""
-    return value.rpartition(".")[2] if isinstance(value, str) and re.fullmatch(r"(\w+\.)+[A-Z]\w*", value) else value
+def _without_modules(values: list[Any]) -> list[Any]:
+    """Return the values of a setting, with the names of classes in place of their paths if these are different."""
+    is_path = all(isinstance(value, str) and re.fullmatch(r"(\w+\.)+[A-Z]\w*", value) for value in values)
+    names = [value.rpartition(".")[2] for value in values] if is_path else values
+    return names if names[0] != names[1] else values
 
 
 def shown(value: Any) -> str:
     """Return a value as it is shown to a reader."""
     if value is None:
-        return "unset"
+        return "none"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -313,6 +313,10 @@ def test_settings_are_named_as_on_the_command_line(command, tmp_path):
         ["model.network", "GPT", "Transformer"]
     ]
     assert "equal: environment, results" in printed
+    other["model"]["init_args"]["network"]["class_path"] = "own.GPT"  # of the same name in another module
+    write_run(tmp_path / "d", other)
+    values = ["lightning_tfm.networks.GPT", "own.GPT"]
+    assert differences(command, "a", "d")["settings"] == [{"name": "model.network", "values": values}]
 
 
 def test_equal_runs(command, tmp_path):
