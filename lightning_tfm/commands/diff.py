@@ -28,11 +28,11 @@ def diff(arguments: list[str]) -> int:
         The exit status: 0 if there are none, 1 otherwise.
     """
     options = make_parser().parse_args(arguments)
-    sides = [Side(name, options.trust_package) for name in (options.first, options.second)]
+    sides = [Side(name, options.trust_package) for name in options.names]
     runs = [side.run for side in sides if side.run is not None]
     checkpoints = [side.checkpoint for side in sides if side.checkpoint is not None]
     if options.trace and len(runs) < 2:
-        raise UserError(f"--trace needs two runs, but is given for {options.first!r} and {options.second!r}; remove it")
+        raise UserError(f"--trace needs two runs, but is given for {' and '.join(map(repr, options.names))}; remove it")
     parts: dict[str, Sequence[Mapping[str, Any]]] = {"settings": different_settings(*(side.settings for side in sides))}
     if len(runs) == 2:
         parts["environment"] = different_environments(*runs)
@@ -67,13 +67,13 @@ def make_parser() -> CommandParser:
         "the states of two checkpoints, whose names end in .ckpt, to the bit. The exit status is 0 if all are equal, "
         "and 1 otherwise.",
     )
-    for name in ("first", "second"):
-        parser.add_argument(
-            name,
-            metavar="RUN",
-            help="the name of an experiment (its newest finished run), the folder of a run, a checkpoint, or a YAML "
-            "file, such as copy_gpt.yaml for the settings of an experiment before a run",
-        )
+    parser.add_argument(
+        "names",
+        metavar="RUN",
+        nargs=2,
+        help="the name of an experiment (its newest finished run), the folder of a run, a checkpoint, or a YAML file, "
+        "such as copy_gpt.yaml for the settings of an experiment before a run",
+    )
     parser.add_argument(
         "--trace",
         action="store_true",
@@ -138,13 +138,18 @@ def _print(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     console = LiteralConsole()
     for part, rows in parts.items():
         if any("elements" in row for row in rows):
-            header = [part, "differing", "of", "largest", "relative"]
-            keys = "differing", "elements", "absolute", "relative"
-            print_table(header, [[row["name"], *(_number(row.get(key)) for key in keys)] for row in rows], console)
+            print_table([part, "differing", "of", "largest", "relative"], [*map(_cells, rows)], console)
         elif rows:
             print_table([part, "first", "second"], [[row["name"], *map(shown, row["values"])] for row in rows], console)
     if equal := [part for part, rows in parts.items() if not rows]:
         console.print(f"equal: {', '.join(equal)}")
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    """Return the cells of a tensor that differs, or of another value, which is given for both."""
+    if "elements" in row:
+        return [row["name"], *(_number(row[key]) for key in ("differing", "elements", "absolute", "relative"))]
+    return [row["name"], " or ".join(map(shown, row["values"])), "", "", ""]
 
 
 def _sentences(traced: Trace) -> Iterator[str]:
@@ -170,5 +175,5 @@ def _sentences(traced: Trace) -> Iterator[str]:
             yield f"  largest difference: {_number(found['absolute'])}, relative {_number(found['relative'])}"
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.2g}"
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2g}"

@@ -35,6 +35,8 @@ class TensorDifference(TypedDict):
 
 def tensor_difference(first: Tensor, second: Tensor) -> TensorDifference | None:
     """Return the difference between two tensors of the same shape and type; None if their bits are equal."""
+    if first.is_complex():  # real and imaginary parts are the last dimension
+        first, second = torch.view_as_real(first), torch.view_as_real(second)
     differs = (_bytes(first) != _bytes(second)).unflatten(0, (-1, first.element_size())).any(1)  # (N)
     if not differs.any():
         return None

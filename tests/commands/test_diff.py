@@ -399,6 +399,11 @@ def test_checkpoints(command, trained):
     assert row["absolute"] == change.max()
     assert row["relative"] == pytest.approx((change / np.maximum(abs(weight.numpy()), abs(before))).max())
     assert [(each["name"], each["differing"]) for each in found["optimizer state"]] == [("0.state.0.exp_avg", 1)]
+    content["state_dict"]["network.norm.bias"] = torch.zeros(3)
+    write(content, path.with_name("other.ckpt"))
+    printed = command("diff", path, path.with_name("other.ckpt"), status=1).out
+    assert "float32 (16,) or float32 (3,)" in printed
+    assert "equal: settings, step" in printed
     del content["optimizer_states"]
     write(content | {"global_step": 5}, path.with_name("weights.ckpt"))
     assert differences(command, path, path.with_name("weights.ckpt"))["step"] == [
@@ -424,3 +429,5 @@ def test_difference_of_tensors_with_special_values():
     assert tensor_difference(torch.tensor(float("nan")), torch.tensor(float("nan"))) is None
     found = tensor_difference(torch.tensor([1.0, 0.0, 3.0]), torch.tensor([1.0, -0.0, 3.0]))
     assert (found["differing"], found["index"], found["absolute"], found["relative"]) == (1, [1], 0, 0)
+    found = tensor_difference(torch.tensor([1 + 2j, 3 + 4j]), torch.tensor([1 + 2j, 3 + 8j]))
+    assert (found["differing"], found["index"], found["values"], found["relative"]) == (1, [1, 1], (4, 8), 0.5)
