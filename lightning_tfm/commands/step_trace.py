@@ -13,6 +13,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -269,7 +270,9 @@ class Child:
         self.connection, other = PROCESSES.Pipe()
         arguments = other, os.getcwd(), run.folder, checkpoint, trust_packages
         self.process = PROCESSES.Process(target=train_again, args=arguments, daemon=True)
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: on Ctrl-C, the connection is closed
         self.process.start()
+        signal.signal(signal.SIGINT, handler)
         other.close()
 
     def receive(self) -> Any:
