@@ -12,7 +12,7 @@ from benchmarks import steps
 from benchmarks.measure import Built, Facts, Row, Side, compared
 from lightning_tfm.data import Batch
 from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
-from lightning_tfm.networks.gpt2 import from_huggingface
+from lightning_tfm.networks.huggingface import from_huggingface
 from lightning_tfm.system.memory import keep_freed_memory
 
 

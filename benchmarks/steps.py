@@ -20,7 +20,7 @@ from datamodules import Copy, Date
 from lightning_tfm.data import Batch, LengthGroupedSampler, MicroBatches, Pair
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
-from lightning_tfm.networks.gpt2 import from_huggingface
+from lightning_tfm.networks.huggingface import from_huggingface
 from lightning_tfm.optimizers import AdamW, parameter_groups
 from lightning_tfm.system.memory import keep_freed_memory
 from lightning_tfm.tokenization import PAD

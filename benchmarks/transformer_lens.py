@@ -22,7 +22,7 @@ from lightning_tfm.insight import Part, Sample, head_scores, interventions
 from lightning_tfm.insight.attribution import direct_logit_attribution, patching
 from lightning_tfm.insight.scores import PATTERNS
 from lightning_tfm.layers import attention_maps
-from lightning_tfm.networks.gpt2 import from_huggingface
+from lightning_tfm.networks.huggingface import from_huggingface
 
 LIMIT = 1e-4
 """Largest difference."""

@@ -21,11 +21,12 @@ from torch import Tensor
 from lightning_tfm.checkpoint import read, write
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.errors import UserError
-from lightning_tfm.inference import Predictor, ctranslate, onnx_pair
+from lightning_tfm.inference import LanguageModelPredictor, Predictor, ctranslate, onnx_pair
 from lightning_tfm.inference.loading import load, restore
 from lightning_tfm.networks import GPT, Transformer
+from lightning_tfm.networks.huggingface import to_huggingface
 from lightning_tfm.runs.names import HELP, named_checkpoint
-from lightning_tfm.tokenization import BOS, EOS, PAD
+from lightning_tfm.tokenization import BOS, EOS, NUM_SPECIAL, PAD, SubwordTokenizer
 
 TOLERANCE = 1e-4
 """Maximum difference of logits, since other programs may sum in a different order."""
@@ -37,6 +38,7 @@ FILES = {
     "onnx": "encode.onnx",
     "onnx_sequence": "model.onnx",
     "ctranslate2": "ctranslate2",
+    "huggingface": "model.safetensors",
 }
 
 Inputs = dict[str, Tensor]
@@ -44,7 +46,7 @@ Inputs = dict[str, Tensor]
 
 
 def export(arguments: list[str]) -> int:
-    """Write a folder with the network in the chosen format, and its tokenizer and hyper-parameters in config.json."""
+    """Write a folder with the network in the chosen format, and its tokenizer and hyper-parameters in a JSON file."""
     options = make_parser().parse_args(arguments)
     path = named_checkpoint(options.checkpoint)
     checkpoint = read(path)
@@ -69,8 +71,9 @@ def export(arguments: list[str]) -> int:
                     f"the exported network must give the outputs of the checkpoint within {TOLERANCE:g}, but differs "
                     f"by {difference:g}; nothing was written; try another --format"
                 )
-            config = json.dumps(settings, ensure_ascii=False, indent=2) + "\n"
-            (path.parent / "config.json").write_text(config, encoding="utf-8")
+            # A Hugging Face folder has another config.json.
+            name = "lightning_tfm.json" if options.format == "huggingface" else "config.json"
+            _write_json(path.with_name(name), settings)
             shutil.move(path.parent, output)
     except OSError as error:
         raise UserError(f"{str(output)!r} cannot be written: {error.strerror}; choose another --output") from None
@@ -225,10 +228,58 @@ def _ctranslate2(predictor: Predictor, path: Path) -> float:
     )
 
 
+def _huggingface(predictor: Predictor, path: Path) -> float:
+    """Write a folder for transformers, and return the maximum difference of logits.
+
+    The ids of a model of texts are those of the network without PAD, BOS and EOS, which no text contains.
+    """
+    if not isinstance(predictor.network, GPT):
+        raise UserError(
+            f"--format huggingface needs a GPT, but the network is {type(predictor.network).__name__}; try --format "
+            "safetensors"
+        )
+    if find_spec("transformers") is None:
+        raise UserError(
+            "--format huggingface needs the package 'transformers'; pip install 'lightning_tfm[huggingface]'"
+        )
+    from safetensors.torch import save_file
+
+    first = NUM_SPECIAL if isinstance(predictor, LanguageModelPredictor) else 0
+    config, weights = to_huggingface(predictor.network, first)
+    _write_json(path.with_name("config.json"), config)
+    save_file(weights, path, {"format": "pt"})
+    if first and isinstance(predictor.tokenizer, SubwordTokenizer):
+        path.with_name("tokenizer.json").write_text(predictor.tokenizer.model.to_str(pretty=True), encoding="utf-8")
+        _write_json(path.with_name("tokenizer_config.json"), {"tokenizer_class": "PreTrainedTokenizerFast"})
+    return _difference_from_transformers(predictor, path.parent, first)
+
+
+@torch.no_grad()
+def _difference_from_transformers(predictor: Predictor, folder: Path, first: int) -> float:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+    differences = []
+    for inputs in sample_inputs(predictor):
+        source, target = inputs["source"], inputs["target_in"]
+        expected = predictor.network(source, target)[..., first:]
+        real = torch.cat((source != PAD, torch.ones_like(target, dtype=torch.bool)), dim=1)
+        ids = (torch.cat((source, target), dim=1) - first).clamp(min=0)
+        positions = (real.cumsum(1) - 1).clamp(min=0)
+        logits = model(ids, attention_mask=real, position_ids=positions).logits[:, source.size(1) :]
+        differences.append((expected - logits)[target != PAD].abs().max())
+    return torch.stack(differences).max().item()
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
 WRITERS: dict[str, Callable[[Predictor, Path], float]] = {
     "safetensors": _safetensors,
     "torch_export": _torch_export,
     "onnx": _onnx,
     "onnx_sequence": _onnx_sequence,
     "ctranslate2": _ctranslate2,
+    "huggingface": _huggingface,
 }

@@ -268,7 +268,7 @@ def _task(model: Mapping[str, Any]) -> list[str]:
     name, settings = _class(model)
     found = []
     if pretrained := settings.get("pretrained"):
-        found.append(rf"Training started from the weights of GPT-2 \cite{{radford2019}} in {_code(pretrained)}.")
+        found.append(f"Training started from the pretrained weights in {_code(pretrained)}.")
     if name == "MaskedLanguageModel":
         share = _value(settings["mask_fraction"])
         found.append(rf"A fraction of {share} of the tokens was masked as in BERT \cite{{devlin2019}}.")

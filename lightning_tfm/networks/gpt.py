@@ -20,7 +20,6 @@ from lightning_tfm.layers import (
     NormType,
     PositionScheme,
     SelfAttention,
-    SwiGLU,
     TransformerLayer,
     activation_function,
     causal_mask,
@@ -33,6 +32,11 @@ from lightning_tfm.tokenization import NUM_SPECIAL, PAD
 
 LOWEST = torch.finfo(torch.bfloat16).min / 2
 """Logit bias of ids with probability 0, far below all logits but finite in float32 and bfloat16."""
+
+
+def default_d_ff(d_model: int, activation: Activation) -> int:
+    """Return the width of the hidden layer of the feed-forward network if `d_ff` of `GPT` is null."""
+    return 8 * math.ceil(d_model / 3) if activation == "swiglu" else 4 * d_model
 
 
 class GPT(CausalNetwork):
@@ -109,14 +113,13 @@ class GPT(CausalNetwork):
         # Coupled positions do not tell source from target, so these have segment embeddings (Devlin et al. 2019).
         self.segments = nn.Embedding(2, d_model) if self.positions.couples else None
         self.dropout = Dropout(dropout)
-        function = activation_function(activation)
         if d_ff is None:
-            d_ff = 8 * math.ceil(d_model / 3) if isinstance(function, SwiGLU) else 4 * d_model
+            d_ff = default_d_ff(d_model, activation)
         new_norm = partial(norm_layer, norm_type, bias=bias, eps=norm_eps)
         eps = norm_eps if qk_norm else None
         attention = partial(SelfAttention, num_kv_heads=num_kv_heads, d_head=d_head, qk_norm_eps=eps)
         new_layer = partial(
-            TransformerLayer, d_model, num_heads, d_ff, dropout, "pre", function, bias,
+            TransformerLayer, d_model, num_heads, d_ff, dropout, "pre", activation_function(activation), bias,
             new_norm=new_norm, new_self_attention=attention,
         )  # fmt: skip
         self.layers = nn.ModuleList(new_layer() for _ in range(num_layers))

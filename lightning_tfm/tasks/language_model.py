@@ -12,7 +12,7 @@ from lightning_tfm.data import Batch, TextDataModule, TextDataset
 from lightning_tfm.inference import LanguageModelPredictor
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import CausalNetwork
-from lightning_tfm.networks.gpt2 import start_from_gpt2
+from lightning_tfm.networks.huggingface import start_from
 from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tasks.base import TaskModule
 from lightning_tfm.tasks.metrics import Loss, TokenLoss
@@ -30,8 +30,8 @@ class LanguageModel(TaskModule, LanguageModelPredictor):
         tokenizer: the tokenizer of the data.
         optimizer: a function from parameter groups to an optimizer, such as an optimizer class.
         lr_schedule: the schedule of the learning rate.
-        pretrained: a folder with a Hugging Face GPT-2 of the network's size, from whose weights training starts;
-            requires the tokenizer in the folder.
+        pretrained: a Hugging Face folder with a GPT-2, Llama or Qwen 3 of the network's settings, from whose weights
+            training starts; requires the tokenizer in the folder.
     """
 
     network: CausalNetwork
@@ -50,7 +50,7 @@ class LanguageModel(TaskModule, LanguageModelPredictor):
 
     def load_pretrained(self) -> None:
         if self.pretrained is not None:
-            start_from_gpt2(self.network, self.pretrained)
+            start_from(self.network, self.pretrained)
             self.pretrained = None
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:

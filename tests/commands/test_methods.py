@@ -30,7 +30,7 @@ WORDS = {
     "model.network.num_bigram_buckets": "naive Bayes",
     "model.network.pointer_generator": "pointer-generator",
     "model.label_smoothing": "label smoothing",
-    "model.pretrained": "started from the weights of GPT-2",
+    "model.pretrained": "started from the pretrained weights in",
     "model.lr_schedule.warmup_steps": "increased linearly|warm-up",
     "model.optimizer.weight_decay": "weight decay",
     "model.optimizer.muon_lr": r"rate of [\d.]+ for hidden matrices",

@@ -12,7 +12,7 @@ from torch import nn
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference.decoding import continue_text
 from lightning_tfm.networks import GPT
-from lightning_tfm.networks.gpt2 import from_huggingface
+from lightning_tfm.networks.huggingface import from_huggingface
 from lightning_tfm.tokenization import PAD
 from support.networks import LLAMA, QWEN3, SMOLLM2, randomize
 

@@ -14,7 +14,7 @@ import torch
 from lightning_tfm.inference.loading import load
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT
-from lightning_tfm.networks.gpt2 import from_huggingface, start_from_gpt2
+from lightning_tfm.networks.huggingface import from_huggingface, start_from
 from lightning_tfm.tokenization import NUM_SPECIAL
 from support.corpora import TEXT
 from support.experiments import write_gpt2, write_task
@@ -88,10 +88,10 @@ def test_rounded_weights_of_gpt2_are_reported(gpt2_folder, capsys):
     from transformers import GPT2LMHeadModel
 
     network = GPT(NUM_SPECIAL + 287, 16, 2, 1, max_length=16, activation="gelu_tanh", text_only=True)
-    start_from_gpt2(network, str(gpt2_folder))
+    start_from(network, str(gpt2_folder))
     assert "rounded" not in capsys.readouterr().err
     GPT2LMHeadModel.from_pretrained(gpt2_folder).double().save_pretrained(gpt2_folder)
-    start_from_gpt2(network, str(gpt2_folder))
+    start_from(network, str(gpt2_folder))
     assert "of torch.float64, are rounded to torch.float32" in capsys.readouterr().err
 
 
