@@ -258,7 +258,8 @@ def _huggingface(predictor: Predictor, path: Path) -> float:
 def _difference_from_transformers(predictor: Predictor, folder: Path, first: int) -> float:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+    with redirect_stderr(StringIO()):  # of its progress
+        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
     differences = []
     for inputs in sample_inputs(predictor):
         source, target = inputs["source"], inputs["target_in"]

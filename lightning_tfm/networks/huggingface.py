@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.layers import check_num_heads
 from lightning_tfm.networks.gpt import GPT, default_d_ff
 from lightning_tfm.networks.network import CausalNetwork, complete
 from lightning_tfm.tokenization import NUM_SPECIAL
@@ -235,6 +236,8 @@ def to_huggingface(network: GPT, num_special: int = 0) -> tuple[dict[str, Any], 
     model_type = "gpt2"
     if settings["positions"] == "rotary":
         model_type = "qwen3" if settings["qk_norm"] else "llama"
+    if model_type == "llama":
+        check_num_heads(settings["d_model"], settings["num_heads"])  # as LlamaConfig does, whatever d_head is
     family = FAMILIES[model_type]
     required = _resolved({**settings, **family.settings, **({} if num_special else {"text_only": False})})
     supported = {name: [value] for name, value in required.items()}

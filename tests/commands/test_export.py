@@ -8,8 +8,10 @@ import math
 
 import pytest
 import torch
+import transformers
 
 import lightning_tfm
+from lightning_tfm.commands import export
 from lightning_tfm.commands.export import WRITERS, _exported, difference, example_inputs
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference import ClassifierPredictor, Seq2SeqPredictor, ctranslate, onnx_pair
@@ -19,6 +21,7 @@ from lightning_tfm.optimizers import class_path
 from lightning_tfm.tasks import Classifier, LanguageModel, Seq2SeqModule
 from lightning_tfm.tokenization import BOS, EOS, PAD, UNKNOWN, SymbolTokenizer, WordTokenizer, tokenizer_from_dict
 from support.experiments import TASKS, trained_run
+from support.networks import LLAMA, QWEN3, randomize
 from support.onnx_runtime import Runtime
 
 FORMATS = {
@@ -241,6 +244,49 @@ def test_ctranslate2_command(checkpoint, tmp_path, command):
     else:
         assert "--format ctranslate2" in err
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("settings", [{}, LLAMA, QWEN3], ids=["GPT-2", "Llama", "Qwen 3"])
+@pytest.mark.parametrize("is_text", [True, False], ids=["texts", "pairs"])
+@torch.no_grad()
+def test_huggingface_outputs(is_text, settings, tmp_path):
+    """Ids of a model of texts begin after the special ids, and those of a model of pairs are the same."""
+    tokenizer = SymbolTokenizer([UNKNOWN, *"abcdefg"])
+    network = randomize(GPT(tokenizer.vocab_size, 16, 4, 2, max_length=20, **settings))
+    module = LanguageModel(network, tokenizer) if is_text else Seq2SeqModule(network, tokenizer, 9)
+    assert WRITERS["huggingface"](module.eval(), tmp_path / "model.safetensors") < 1e-5
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    first = 3 if is_text else 0
+    ids = torch.randint(3, tokenizer.vocab_size, (2, 9))
+    torch.testing.assert_close(model(ids - first).logits, network(ids[:, :0], ids)[..., first:], rtol=0, atol=1e-5)
+    specials = model.config.pad_token_id, model.config.bos_token_id, model.config.eos_token_id
+    assert specials == ((None, None, None) if is_text else (PAD, BOS, EOS))
+    network.head.weight[5, 0] += 1
+    assert export._difference_from_transformers(module, tmp_path, first) > 1e-3
+
+
+def test_huggingface_command(checkpoint, tmp_path, command):
+    folder, network = tmp_path / "exported", lightning_tfm.load(checkpoint).network
+    is_gpt2 = isinstance(network, GPT) and network.hyper_parameters["positions"] == "learned"
+    arguments = ["export", checkpoint, "--format", "huggingface", "--output", folder]
+    out, err = command(*arguments, status=0 if is_gpt2 else 2)
+    if is_gpt2:
+        assert out.startswith(f"{folder / 'model.safetensors'}: the checkpoint's outputs, within ")
+        assert not err
+        assert {path.name for path in folder.iterdir()} == {"config.json", "lightning_tfm.json", "model.safetensors"}
+        return
+    assert list(tmp_path.iterdir()) == []
+    if isinstance(network, GPT):
+        assert "bias must be false for --format huggingface, as in llama, but is true; try --format safetensors" in err
+    else:
+        assert f"--format huggingface needs a GPT, but the network is {type(network).__name__}; try" in err
+
+
+def test_export_without_transformers(monkeypatch, tmp_path, tmp_path_factory, command):
+    checkpoint = trained_run("text_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    monkeypatch.setattr(export, "find_spec", lambda name: None)
+    err = command("export", checkpoint, "--format", "huggingface", "--output", tmp_path / "exported", status=2).err
+    assert "pip install 'lightning_tfm[huggingface]'" in err
 
 
 @pytest.mark.parametrize("task", ["seq2seq", "copying", "language modeling", "classification"])

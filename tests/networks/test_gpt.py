@@ -1,4 +1,4 @@
-"""GPT: weights of Hugging Face, pairs and texts without a source."""
+"""GPT: its formula, pairs and texts without a source."""
 
 from __future__ import annotations
 
@@ -6,46 +6,12 @@ import math
 
 import pytest
 import torch
-import transformers
 from torch import nn
 
-from lightning_tfm.errors import UserError
 from lightning_tfm.inference.decoding import continue_text
 from lightning_tfm.networks import GPT
-from lightning_tfm.networks.huggingface import from_huggingface
 from lightning_tfm.tokenization import PAD
 from support.networks import LLAMA, QWEN3, SMOLLM2, randomize
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
-def test_gpt_equals_hugging_face(dtype, tolerance):
-    config = transformers.GPT2Config(
-        vocab_size=50, n_embd=32, n_layer=3, n_head=4, n_positions=24, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0
-    )
-    theirs = transformers.GPT2LMHeadModel(config).to(dtype).eval()
-    randomize(theirs, 0.2)
-    ours = from_huggingface(theirs).eval()
-    tokens = torch.randint(0, 50, (3, 24))
-    with torch.no_grad():
-        expected = theirs(tokens).logits
-        torch.testing.assert_close(ours(tokens[:, :0], tokens), expected, atol=tolerance, rtol=tolerance)
-    assert sum(p.numel() for p in ours.parameters()) == theirs.num_parameters()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"activation_function": "relu"},
-        {"n_inner": 40},
-        {"scale_attn_by_inverse_layer_idx": True},
-        {"layer_norm_epsilon": 1e-6},
-        {"tie_word_embeddings": False},
-    ],
-)
-def test_unsupported_gpt2_configurations_are_refused(change):
-    config = transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=1, n_head=4, n_positions=24, **change)
-    with pytest.raises(UserError, match=f"{next(iter(change))} must be"):
-        from_huggingface(transformers.GPT2LMHeadModel(config))
 
 
 def test_gpt_reads_a_pair_as_one_sequence(batch):
@@ -181,57 +147,6 @@ def test_swiglu_has_as_many_weights_as_gelu_by_default():
         network = GPT(11, 96, 4, 1, max_length=9, bias=False, activation=activation)
         sizes[activation] = sum(weight.numel() for weight in network.layers[0].feed_forward.parameters())
     assert sizes == {"gelu": 8 * 96**2, "swiglu": 8 * 96**2}
-
-
-def copy_rotated(ours, theirs, d):
-    """Copy the rows of a projection to heads of width d, whose halves Hugging Face rotates, not neighbors."""
-    order = torch.arange(d).view(2, -1).T.flatten()
-    ours.copy_(theirs.unflatten(0, (-1, d))[:, order].flatten(0, 1))
-
-
-@pytest.mark.parametrize(
-    ("name", "architecture"),
-    [("Llama", LLAMA), ("Llama", SMOLLM2), ("Qwen3", QWEN3)],
-    ids=["Llama", "SmolLM2", "Qwen3"],
-)
-@torch.no_grad()
-def test_architectures_equal_hugging_face(name, architecture):
-    sizes = {"vocab_size": 11, "d_model": 16, "num_heads": 4, "num_layers": 2, "max_length": 12}
-    ours = GPT(**sizes | architecture | {"d_ff": 40, "d_head": 6}).double()
-    settings = ours.hyper_parameters
-    config = getattr(transformers, f"{name}Config")(
-        vocab_size=11,
-        hidden_size=16,
-        intermediate_size=40,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=6,
-        rms_norm_eps=settings["norm_eps"],
-        rope_theta=settings["rotary_base"],
-        tie_word_embeddings=settings["tie_embeddings"],
-    )
-    theirs = randomize(getattr(transformers, f"{name}ForCausalLM")(config).double().eval())
-    ours.embedding.weight.copy_(theirs.model.embed_tokens.weight)
-    ours.head.weight.copy_(theirs.lm_head.weight)
-    ours.norm.weight.copy_(theirs.model.norm.weight)
-    for layer, block in zip(ours.layers, theirs.model.layers, strict=True):
-        attention, theirs_attention = layer.self_attention, block.self_attn
-        query, key, value = attention.qkv_proj.weight.split([24, 12, 12])
-        copy_rotated(query, theirs_attention.q_proj.weight, 6)
-        copy_rotated(key, theirs_attention.k_proj.weight, 6)
-        value.copy_(theirs_attention.v_proj.weight)
-        if settings["qk_norm"]:
-            copy_rotated(attention.q_norm.weight, theirs_attention.q_norm.weight, 6)
-            copy_rotated(attention.k_norm.weight, theirs_attention.k_norm.weight, 6)
-        attention.out_proj.weight.copy_(theirs_attention.o_proj.weight)
-        layer.add_self.norm.weight.copy_(block.input_layernorm.weight)
-        layer.add_feed_forward.norm.weight.copy_(block.post_attention_layernorm.weight)
-        layer.feed_forward[0].weight.copy_(torch.cat((block.mlp.gate_proj.weight, block.mlp.up_proj.weight)))
-        layer.feed_forward[2].weight.copy_(block.mlp.down_proj.weight)
-    tokens = torch.randint(0, 11, (3, 12))
-    torch.testing.assert_close(ours(tokens[:, :0], tokens), theirs(tokens).logits, atol=1e-5, rtol=1e-5)
-    assert sum(weight.numel() for weight in ours.parameters()) == theirs.num_parameters()
 
 
 @pytest.mark.parametrize("network", ["GPT", "GPT no_bias", "GPT rotary", "GPT qwen3"], indirect=True)
