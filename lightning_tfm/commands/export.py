@@ -52,6 +52,8 @@ def export(arguments: list[str]) -> int:
     checkpoint = read(path)
     predictor = restore(checkpoint, path, options.trust_package)
     settings = {k: v for k, v in checkpoint["hyper_parameters"].items() if k not in ("optimizer", "lr_schedule")}
+    # Not those of the checkpoint, since the updates of lora_rank are merged.
+    settings["network"] = settings["network"] | {"init_args": predictor.network.hyper_parameters}
     settings |= {"pad": PAD, "bos": BOS, "eos": EOS}
     output = options.output or path.with_name(f"{path.stem}_{options.format}")
     if output.exists():

@@ -56,6 +56,7 @@ SETTINGS = {
     "rotary_base": "a base of # of the rotary encodings",
     "norm_eps": "an epsilon of # of the norms",
     "logit_cap": r"logits capped at # \cite{gemma2024}",
+    "lora_rank": r"low-rank adaptation \cite{hu2022} of rank #, with all other weights frozen",
 }
 """Phrases of the settings of a network that are numbers."""
 

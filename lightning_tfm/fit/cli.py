@@ -445,6 +445,12 @@ class TfmCLI(LightningCLI):
         data.training_batches(data.division)
         check_evaluations(self.options.trainer, data)
         if self.ckpt_path is None:
+            rank = self.model.network.hyper_parameters.get("lora_rank")
+            if rank is not None and getattr(self.model, "pretrained", None) is None:
+                raise UserError(
+                    "lora_rank must be null without model.init_args.pretrained, since it freezes the weights of the "
+                    f"network, but is {rank}; set pretrained"
+                )
             self.model.load_pretrained()
         checkpoint = {} if self.ckpt_path is None else self.checkpoints.peek(self.ckpt_path)
         step = checkpoint.get("global_step")

@@ -13,7 +13,7 @@ from lightning_tfm.checkpoint import bounded_by, read
 from lightning_tfm.config.trust import import_trusted
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference import Predictor
-from lightning_tfm.networks import Ensemble, Network, Seq2SeqNetwork
+from lightning_tfm.networks import GPT, Ensemble, Network, Seq2SeqNetwork
 from lightning_tfm.runs.names import named_checkpoint
 from lightning_tfm.tokenization import tokenizer_from_dict
 
@@ -71,6 +71,9 @@ def restore(checkpoint: dict[str, Any], path: str | Path, trust_packages: Sequen
             raise ValueError("a length or a label is of another type")
         predictor = predictor_class(network, tokenizer, **saved)
         predictor.load_state_dict(checkpoint["state_dict"])
+        for part in network.modules():
+            if isinstance(part, GPT):  # or a member of an ensemble
+                part.merge_lora()
         predictor.longest_source = checkpoint.get("longest_source")
         predictor.shortest_source = checkpoint.get("shortest_source")
         predictor.alignment_head = checkpoint.get("alignment_head")

@@ -15,6 +15,7 @@ from lightning_tfm.layers.attention import (
     split_heads,
 )
 from lightning_tfm.layers.cpu import LSTM, Dropout, Int8Linear, Linear, check_dropout, quantize
+from lightning_tfm.layers.lora import LoRALinear, add_lora, merge_lora
 from lightning_tfm.layers.lstm_with_attention import lstm_with_attention
 from lightning_tfm.layers.monotonic import (
     HardMonotonicAttention,
@@ -70,6 +71,7 @@ __all__ = [
     "LayerCache",
     "LearnedPositions",
     "Linear",
+    "LoRALinear",
     "LocationAwareAttention",
     "MonotonicAttention",
     "MonotonicCrossAttention",
@@ -86,6 +88,7 @@ __all__ = [
     "SwiGLU",
     "TransformerLayer",
     "activation_function",
+    "add_lora",
     "apply_rotary",
     "at_least_float32",
     "attention_layers",
@@ -95,6 +98,7 @@ __all__ = [
     "check_num_heads",
     "join_heads",
     "lstm_with_attention",
+    "merge_lora",
     "monotonic_weights",
     "norm_layer",
     "position_scheme",

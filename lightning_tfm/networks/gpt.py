@@ -22,8 +22,10 @@ from lightning_tfm.layers import (
     SelfAttention,
     TransformerLayer,
     activation_function,
+    add_lora,
     causal_mask,
     check_num_heads,
+    merge_lora,
     norm_layer,
     position_scheme,
 )
@@ -70,6 +72,8 @@ class GPT(CausalNetwork):
             attention, Beltagy et al. 2020); if null, all.
         tie_embeddings: whether the embedding and the output layer share their weights (Press & Wolf 2017).
         logit_cap: bound c of the logits, c tanh(logits / c) (Gemma Team 2024); if null, none.
+        lora_rank: rank of the trained updates of the linear layers, whose own weights are frozen, as are all others
+            (LoRA, Hu et al. 2022); if null, all weights are trained.
 
     Note:
         A window hides keys, but their attention scores are computed and the cache keeps them.
@@ -100,6 +104,7 @@ class GPT(CausalNetwork):
         window: int | None = None,
         tie_embeddings: bool = True,
         logit_cap: float | None = None,
+        lora_rank: int | None = None,
     ) -> None:
         super().__init__()
         if d_head is None:
@@ -134,6 +139,14 @@ class GPT(CausalNetwork):
         for layer in cast(Iterable[TransformerLayer], self.layers):
             for last in (layer.self_attention.out_proj, cast(Linear, layer.feed_forward[2])):
                 nn.init.normal_(last.weight, std=0.02 / math.sqrt(2 * num_layers))
+        if lora_rank is not None:
+            add_lora(self, self.layers, lora_rank)
+
+    def merge_lora(self) -> None:
+        """Add the updates of `lora_rank`, if any, to the weights of their layers, all of which are trained again."""
+        merge_lora(self)
+        self.requires_grad_(True)
+        self.hyper_parameters = self.hyper_parameters | {"lora_rank": None}
 
     @staticmethod
     def _initialize(module: nn.Module) -> None:

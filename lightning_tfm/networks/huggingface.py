@@ -107,6 +107,7 @@ GPT2 = Family(
         "norm_type": "layer",
         "window": None,
         "logit_cap": None,
+        "lora_rank": None,
     },
     fixed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     transposes=True,
@@ -155,6 +156,7 @@ LLAMA = Family(
         "norm_type": "rms",
         "window": None,
         "logit_cap": None,
+        "lora_rank": None,
     },
     fixed={"attention_bias": False, "mlp_bias": False},
     rotated=("q_proj", "k_proj", "q_norm", "k_norm"),
@@ -317,7 +319,7 @@ def _shown(value: Any) -> str:
 
 def _check_equal(network: GPT, needed: Mapping[str, Any], folder: str) -> None:
     """Raise UserError if a setting of a network differs from those that the weights of a folder need."""
-    free = {"dropout", *(["max_length"] if needed["positions"] == "rotary" else [])}  # settings without weights
+    free = {"dropout", "lora_rank", *(["max_length"] if needed["positions"] == "rotary" else [])}  # not of the folder
     for name, value in _resolved(network.hyper_parameters).items():
         if name in free or value == needed[name]:
             continue

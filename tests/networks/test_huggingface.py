@@ -17,9 +17,11 @@ from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from lightning_tfm.checkpoint import read
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference.decoding import continue_text
 from lightning_tfm.inference.loading import load
+from lightning_tfm.layers import LoRALinear
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, LinearTransformer
 from lightning_tfm.networks.huggingface import from_huggingface, start_from, to_huggingface
@@ -333,6 +335,46 @@ def test_a_fine_tuned_llama_returns_to_transformers(tmp_path, command, monkeypat
         assert weight[rows:].equal(trained.network.state_dict()[name][rows:])
 
 
+@torch.no_grad()
+def test_lora_is_trained_resumed_and_merged(gpt2_folder, tmp_path, command, monkeypatch):
+    """Only the updates are trained, bit for bit the same in a resumed run; other commands read merged weights."""
+    monkeypatch.chdir(tmp_path)
+    rate = ["--model.optimizer.lr=3e-2", "--model.lr_schedule.warmup_steps=0"]
+    settings = [*gpt2_settings(gpt2_folder), *rate, "--model.network.lora_rank=2", "--trainer.max_steps=20"]
+    arguments = ["fit", "--config", write_task("text_gpt", tmp_path), *settings]
+    run(*arguments, "--name=whole", cwd=tmp_path).finish()
+    run(*arguments, "--name=resumed", cwd=tmp_path, fault=("after a validation", 2)).die()
+    run(*arguments, "--name=resumed", "--ckpt_path=last", cwd=tmp_path).finish()
+    whole, resumed = (read(tmp_path / f"runs/{name}/version_0/checkpoints/last.ckpt") for name in ("whole", "resumed"))
+    weights = {name.removeprefix("network."): weight for name, weight in whole["state_dict"].items()}
+    assert all(weight.equal(resumed["state_dict"][f"network.{name}"]) for name, weight in weights.items())
+
+    network = GPT(**whole["hyper_parameters"]["network"]["init_args"]).eval()
+    network.load_state_dict(weights)
+    updates = {name for name in weights if ".lora_" in name}
+    assert all(weights[name].count_nonzero() for name in updates)
+    start = from_huggingface(transformers.GPT2LMHeadModel.from_pretrained(gpt2_folder), NUM_SPECIAL).state_dict()
+    for name in weights.keys() - updates:
+        rows = NUM_SPECIAL if name in ("embedding.weight", "head.weight") else 0
+        assert weights[name][rows:].equal(start[name][rows:]), "all other weights are those of GPT-2"
+    assert len(whole["optimizer_states"][0]["state"]) == len(updates)
+
+    ids = torch.randint(287, (2, 16))
+    expected = network(ids[:, :0], ids + NUM_SPECIAL)
+    best = load("whole/version_0")
+    assert not any(isinstance(layer, LoRALinear) for layer in best.network.modules())
+    assert command("generate", "runs/whole/version_0/checkpoints/last.ckpt", "ROMEO:").out
+    for format in ("huggingface", "safetensors", "single"):
+        command("export", "runs/whole/version_0/checkpoints/last.ckpt", "--format", format, "--output", format)
+    model = transformers.AutoModelForCausalLM.from_pretrained("huggingface").eval()
+    torch.testing.assert_close(model(ids).logits, expected[..., NUM_SPECIAL:], rtol=0, atol=1e-4)
+    again = GPT(**json.loads(Path("safetensors/config.json").read_text())["network"]["init_args"]).eval()
+    again.load_state_dict(load_file("safetensors/model.safetensors"), strict=False)
+    torch.testing.assert_close(again(ids[:, :0], ids + NUM_SPECIAL), expected, rtol=0, atol=1e-4)
+    logits = load("single/model.ckpt").network(ids[:, :0], ids + NUM_SPECIAL)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+
+
 def test_rounded_weights_of_gpt2_are_reported(gpt2_folder, capsys):
     network = GPT(NUM_SPECIAL + 287, 16, 2, 1, max_length=16, activation="gelu_tanh", text_only=True)
     start_from(network, str(gpt2_folder))
@@ -395,6 +437,12 @@ def test_a_damaged_folder_of_gpt2_is_refused(damage, message, gpt2_folder, tmp_p
     assert not (tmp_path / "runs").exists()
 
 
+def test_lora_without_pretrained_weights_is_refused(tmp_path, command):
+    arguments = ["fit", "--config", write_task("text_gpt", tmp_path), "--model.network.lora_rank=8"]
+    assert "lora_rank must be null without model.init_args.pretrained" in command(*arguments, status=2).err
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
@@ -402,6 +450,7 @@ def test_a_damaged_folder_of_gpt2_is_refused(damage, message, gpt2_folder, tmp_p
         ("model.network.text_only=false", r"text_only must match '.*gpt2', but is false; set it to true"),
         ("model.network.activation=gelu", r"activation must match '.*gpt2', but is gelu; set it to gelu_tanh"),
         ("data.tokenizer_file=null", r"tokenizer_file must be the tokenizer.json of '.*gpt2', which has 290 ids, but"),
+        ("model.network.lora_rank=0", "lora_rank must be at least 1, but is 0"),
         ("model.pretrained=none", "pretrained must be a folder of Hugging Face, but there is no none/config.json"),
     ],
 )
