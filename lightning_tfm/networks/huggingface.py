@@ -15,7 +15,7 @@ from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.layers import check_num_heads
 from lightning_tfm.networks.gpt import GPT, default_d_ff
 from lightning_tfm.networks.network import CausalNetwork, complete
-from lightning_tfm.tokenization import NUM_SPECIAL
+from lightning_tfm.tokenization import BOS, EOS, NUM_SPECIAL, PAD
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -250,13 +250,13 @@ def to_huggingface(network: GPT, num_special: int = 0) -> tuple[dict[str, Any], 
                 f"{name} must be {', '.join(map(_shown, values))} for --format huggingface, as in {model_type}, but is "
                 f"{_shown(settings[name])}; try --format safetensors"
             )
-    ids = (None, None, None) if num_special else range(NUM_SPECIAL)
-    config = {"architectures": [family.architecture], "model_type": model_type}
+    special = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
+    config: dict[str, Any] = {"architectures": [family.architecture], "model_type": model_type}
     config |= {"vocab_size": settings["vocab_size"] - num_special}
     config |= {key: settings[name] for name, key in family.keys.items()}
     config |= {family.keys["activation"]: family.activations[settings["activation"]]}
     config |= {"dtype": str(network.embedding.weight.dtype).removeprefix("torch.")}
-    config |= dict(zip(("pad_token_id", "bos_token_id", "eos_token_id"), ids, strict=True))
+    config |= {key: None if num_special else number for key, number in special.items()}
     state, weights = network.state_dict(), {}
     for name, parts in family.names(settings["num_layers"]):
         if name not in state or _is_tied(name, settings):
