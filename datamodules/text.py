@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from lightning_tfm.data import Download, TextDataModule, expand_path, list_files, read_documents, resolve_path
@@ -27,7 +29,8 @@ class Text(TextDataModule):
     Args:
         path: a file; a folder, whose files except hidden ones are read in the order of their names; or
             tiny_shakespeare, which is downloaded. Files of JSON lines (.jsonl) or Parquet (.parquet) hold a document in
-            each row; all other files are one document. Documents are joined by line feeds.
+            each row; all other files are one document. Documents are joined by line feeds. Several such paths, mapped
+            to their weights, are a mixture: the weights are in proportion to the tokens of each in the training data.
         encoding: encoding of the files, by Python's name.
         column: the field of JSON lines or Parquet that holds the text.
         settings: further arguments of TextDataModule.
@@ -37,9 +40,23 @@ class Text(TextDataModule):
     """
 
     def __init__(
-        self, path: str = "tiny_shakespeare", encoding: str = "utf-8", column: str = "text", **settings: Any
+        self,
+        path: dict[str, float] | str = "tiny_shakespeare",
+        encoding: str = "utf-8",
+        column: str = "text",
+        **settings: Any,
     ) -> None:
-        self.files = self._list(path)
+        if isinstance(path, str):
+            self.files = dict.fromkeys(self.weights, self._list(path))
+        else:
+            if not path or not all(0 < weight < math.inf for weight in path.values()):
+                raise UserError(
+                    f"path must give each text a weight above 0, but is {path}; try {{books/: 0.7, code.jsonl: 0.3}}"
+                )
+            names = [PurePath(each).name for each in path]
+            names = names if len({*names}) == len(names) else [*path]
+            self.weights = dict(zip(names, path.values(), strict=True))
+            self.files = dict(zip(names, map(self._list, path), strict=True))
         self.encoding, self.column = encoding, column
         super().__init__(**settings)
 
@@ -55,12 +72,21 @@ class Text(TextDataModule):
         return files
 
     def read(self) -> Iterator[str]:
-        documents = chain.from_iterable(read_documents(file, self.encoding, self.column) for file in self.files)
+        return chain.from_iterable(read() for read in self.readers().values())
+
+    def readers(self) -> Mapping[str, Callable[[], Iterator[str]]]:
+        return {name: partial(self._read, files) for name, files in self.files.items()}
+
+    def _read(self, files: Sequence[Path]) -> Iterator[str]:
+        documents = chain.from_iterable(read_documents(file, self.encoding, self.column) for file in files)
         for number, document in enumerate(documents):
             if number:
                 yield "\n"
             yield from document
 
     def version(self) -> str:
-        stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in self.files]
+        stats = {
+            name: [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+            for name, files in self.files.items()
+        }
         return json.dumps([stats, self.encoding, self.column])

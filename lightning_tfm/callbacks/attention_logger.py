@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.callbacks.summary import evaluated_prefix, evaluated_splits
 from lightning_tfm.callbacks.training_progress import track
-from lightning_tfm.data import LabeledDataset, PairDataset, TextDataset
+from lightning_tfm.data import LabeledDataset, MixtureDataset, PairDataset, TextDataset
 from lightning_tfm.errors import DamagedError
 from lightning_tfm.inference import AttentionExample, Prediction, short_title, worst_first
 from lightning_tfm.inference.attention_maps import MAX_POSITIONS, AttentionMap
@@ -121,7 +121,7 @@ def first_examples(module: TaskModule, dataset: Any) -> list[tuple[str, dict[str
             (f"{short_title(pair.source)} \N{RIGHTWARDS ARROW} {short_title(pair.target)}", pair._asdict())
             for pair in pairs
         ]
-    if isinstance(dataset, TextDataset):
+    if isinstance(dataset, TextDataset | MixtureDataset):
         return [(short_title(content["text"]), content) for *_, content in text_examples(module, dataset)]
     return []
 

@@ -12,11 +12,12 @@ from lightning_tfm.data.samplers import (
     EvaluationSampler,
     LengthGroupedSampler,
     MaxTokensSampler,
+    MixtureSampler,
     TrainingSampler,
     WindowSampler,
 )
 from lightning_tfm.data.table_files import TableReader, skip_blank, strip_columns
-from lightning_tfm.data.text import TextDataModule, TextDataset
+from lightning_tfm.data.text import MixtureDataset, TextDataModule, TextDataset
 from lightning_tfm.data.text_files import (
     expand_path,
     is_hidden,
@@ -40,6 +41,8 @@ __all__ = [
     "LengthGroupedSampler",
     "MaxTokensSampler",
     "MicroBatches",
+    "MixtureDataset",
+    "MixtureSampler",
     "Pair",
     "PairDataModule",
     "PairDataset",

@@ -38,6 +38,11 @@ class ResumableDataLoader(DataLoader[Any]):
         """Return the number of rows yielded since the run started, over all processes."""
         return self.sampler.samples_seen(self.position)
 
+    @property
+    def progress(self) -> dict[str, float]:
+        """Return what the batches yielded since the run started consist of, to be logged by name."""
+        return self.sampler.progress(self.position)
+
     def __len__(self) -> int:
         return self.num_batches
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import torch
@@ -73,6 +74,10 @@ class TrainingSampler(Sampler[Tensor], ABC):
     @abstractmethod
     def samples_seen(self, position: int) -> int:
         """Return the number of rows in the first `position` batches of the stream, over all processes."""
+
+    def progress(self, position: int) -> dict[str, float]:
+        """Return what the first `position` batches consist of, to be logged by name."""
+        return {}
 
     def __iter__(self) -> Iterator[Tensor]:
         skipped = self.start
@@ -217,12 +222,15 @@ class _LargeEpoch(Sequence[Tensor]):
     def __len__(self) -> int:
         return self.sampler.batches_per_epoch
 
-    def __getitem__(self, index: int) -> Tensor:  # type: ignore[override]  # no slices are needed
-        begin = range(len(self))[index] * self.sampler.batch_size
-        numbers = self._permute(torch.arange(begin, begin + self.sampler.batch_size))
+    def __getitem__(self, index: int | slice) -> Tensor:  # type: ignore[override]  # as of a tensor
+        batches = range(len(self))[index]
+        if isinstance(batches, int):
+            return self[batches : batches + 1][0]
+        batch_size = self.sampler.batch_size
+        numbers = self._permute(torch.arange(batches.start * batch_size, batches.stop * batch_size))
         while (outside := numbers >= self.sampler.windows).any():
             numbers[outside] = self._permute(numbers[outside])
-        return self.first + numbers * self.sampler.max_length
+        return (self.first + numbers * self.sampler.max_length).view(-1, batch_size)
 
     def _permute(self, numbers: Tensor) -> Tensor:
         left, right = numbers // self.root, numbers % self.root
@@ -231,6 +239,103 @@ class _LargeEpoch(Sequence[Tensor]):
             hashed = (hashed ^ hashed >> 32) * self.FACTOR >> 32
             left, right = right, (left + hashed) % self.root
         return left * self.root + right
+
+
+class MixtureSampler(TrainingSampler):
+    """Sampler of batches of windows of several texts in proportion to their weights, see `MixtureDataset`.
+
+    The windows of each text are visited in the order of a `WindowSampler`. Of the first n rows of the stream, each text
+    has as many as a party with its share of the votes has of n seats, by the method of Sainte-Laguë (Balinski & Young
+    1982, Fair Representation). So every part of the stream holds the texts in proportion to their weights, up to about
+    one row, and the number of rows that precede a batch is known without counting them. An epoch has as many windows as
+    all texts together.
+
+    Args:
+        sizes: number of tokens in each text.
+        weights: the weight of each text, by name; their sum is arbitrary.
+        max_length, batch_size, seed, division: see `WindowSampler`.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        weights: Mapping[str, float],
+        max_length: int,
+        batch_size: int,
+        seed: int,
+        division: BatchDivision = BatchDivision(),
+    ) -> None:
+        super().__init__(seed, division)
+        self.weights, self.max_length, self.batch_size = dict(weights), max_length, batch_size
+        seeds = [stable_hash(f"{seed} {index}") for index in range(len(sizes))]
+        self.texts = [WindowSampler(size, max_length, 1, own, division) for size, own in zip(sizes, seeds, strict=True)]
+        self.offsets = [0, *itertools.accumulate(size - max_length for size in sizes)]  # of the rows of each text
+        # Fractions are exact, so rows are not counted twice, or never, because of rounding.
+        self.shares = [Fraction(weight) / sum(map(Fraction, weights.values())) for weight in weights.values()]
+        self.orders: dict[int, tuple[int, Tensor | Sequence[Tensor]]] = {}  # the current epoch of each text
+        self.windows = sum(text.windows for text in self.texts)
+        self.batches_per_epoch = self.windows // batch_size
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        sizes = {"batch_size": self.batch_size, "max_length": self.max_length}
+        return {"seed_everything": self.seed, **sizes, "weights": self.weights}
+
+    def samples_seen(self, position: int) -> int:
+        return position * self.batch_size
+
+    def progress(self, position: int) -> dict[str, float]:
+        """Return the share of each text in the first `position` batches, and how often its windows were visited."""
+        values = {}
+        for name, text, count in zip(self.weights, self.texts, self.counts(position), strict=True):
+            values[f"share/{name}"] = count / (position * self.batch_size)
+            values[f"passes/{name}"] = count / text.windows
+        return values
+
+    def counts(self, position: int) -> list[int]:
+        """Return the number of rows of each text in the first `position` batches."""
+        number = position * self.batch_size
+        # A text has at least those rows whose quotients, computed below, are at most this bound.
+        bound = number - Fraction(len(self.shares), 2)
+        counts = [max(0, math.floor(bound * share + Fraction(1, 2))) for share in self.shares]
+        while sum(counts) < number:
+            quotients = [(count + Fraction(1, 2)) / share for count, share in zip(counts, self.shares, strict=True)]
+            counts[quotients.index(min(quotients))] += 1
+        return counts
+
+    def batch(self, position: int) -> Tensor:
+        """Return the rows (B) of a batch of the stream."""
+        rows = []
+        for index, (begin, end) in enumerate(zip(self.counts(position), self.counts(position + 1), strict=True)):
+            windows = self.texts[index].windows
+            while begin < end:
+                number, first = divmod(begin, windows)
+                last = min(windows, first + end - begin)
+                rows.append(self._order(index, number)[first:last].flatten() + self.offsets[index])  # type: ignore[union-attr]  # of a tensor or of _LargeEpoch
+                begin += last - first
+        return torch.cat(rows)
+
+    def _order(self, index: int, number: int) -> Tensor | Sequence[Tensor]:
+        """Return the windows of an epoch of a text, in order."""
+        if self.orders.get(index, (None,))[0] != number:
+            self.orders[index] = number, self.texts[index].batches(number)
+        return self.orders[index][1]
+
+    def _epoch(self, number: int, generator: torch.Generator) -> Sequence[Tensor]:
+        return _MixtureEpoch(self, number)
+
+
+class _MixtureEpoch(Sequence[Tensor]):
+    """Batches of an epoch of a mixture, which are computed when they are needed."""
+
+    def __init__(self, sampler: MixtureSampler, number: int) -> None:
+        self.sampler, self.number = sampler, number
+
+    def __len__(self) -> int:
+        return self.sampler.batches_per_epoch
+
+    def __getitem__(self, index: int) -> Tensor:  # type: ignore[override]  # no slices are needed
+        return self.sampler.batch(self.number * len(self) + range(len(self))[index])
 
 
 class EvaluationSampler(Sampler[Tensor]):

@@ -1,4 +1,4 @@
-"""Dataset and data module of windows of a text."""
+"""Datasets and data module of windows of a text, or of a mixture of texts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch.utils.data import Dataset
 
 from lightning_tfm.data.batch import Batch
 from lightning_tfm.data.datamodule import TaskDataModule
-from lightning_tfm.data.samplers import BatchDivision, TrainingSampler, WindowSampler
+from lightning_tfm.data.samplers import BatchDivision, MixtureSampler, TrainingSampler, WindowSampler
 from lightning_tfm.data.text_files import expand_path
-from lightning_tfm.data.token_files import TokenFile, first_characters, prepare_tokens
+from lightning_tfm.data.token_files import Reader, TokenFile, first_characters, prepare_tokens
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenization import (
     PAD,
@@ -30,7 +30,13 @@ from lightning_tfm.tokenization import (
 )
 
 SAMPLE = 10_000_000
-"""Number of characters at the beginning of the training split on which a tokenizer of subwords is trained."""
+"""Number of characters on which a tokenizer of subwords is trained, at the beginning of the training split.
+
+Of a mixture, these are equally many of each text.
+"""
+
+THE_TEXT = "the text"
+"""Name of the only text of a data module."""
 
 
 class TextDataset(Dataset[Batch]):
@@ -43,18 +49,18 @@ class TextDataset(Dataset[Batch]):
         UserError: if the text has fewer than 2 * max_length + 1 tokens, or max_length + 1 if stride is max_length.
     """
 
-    def __init__(self, tokens: TokenFile, split: str, max_length: int, stride: int) -> None:
-        _, number, num_characters, self.fingerprint = tokens.splits[split]
+    def __init__(self, tokens: TokenFile, split: str, max_length: int, stride: int, name: str = THE_TEXT) -> None:
+        _, number, num_characters, self.fingerprint = tokens.splits[split][name]
         least = max_length + 1 if stride == max_length else 2 * max_length + 1
         if number < least:
             raise UserError(
-                f"the {split} split of the text must have at least {least} tokens with max_length {max_length}, but "
+                f"the {split} split of {name} must have at least {least} tokens with max_length {max_length}, but "
                 f"has {number}; try max_length {max(1, (number - 1) // 2)}, or more text"
             )
-        self.settings = tokens, split, max_length, stride
-        self.ids = tokens.ids(split)
+        self.settings = tokens, split, max_length, stride, name
+        self.ids = tokens.ids(split, name)
         self.max_length, self.stride = max_length, stride
-        self.characters_per_token = num_characters / number
+        self.num_characters, self.characters_per_token = num_characters, num_characters / number
         rows = len(range(0, number - (max_length if stride == 1 else 1), stride))
         last = min(max_length, number - 1 - (rows - 1) * stride)
         # The number of scored tokens (rows); windows at any position are complete, so one number is stored.
@@ -81,6 +87,45 @@ class TextDataset(Dataset[Batch]):
         return Batch(windows[:, :0], windows[:, :-1], windows[:, 1:], rows)
 
 
+class MixtureDataset(Dataset[Batch]):
+    """Dataset of the windows of several texts: the rows of the first text are followed by those of the next one.
+
+    Args:
+        texts: the windows of each text, by name.
+    """
+
+    def __init__(self, texts: Mapping[str, TextDataset]) -> None:
+        self.names, self.texts = [*texts], [*texts.values()]
+        self.ends = torch.tensor([*map(len, self.texts)]).cumsum(0)  # the rows of each text end before this one
+        self.num_tokens = sum(text.num_tokens for text in self.texts)
+        self.characters_per_token = sum(text.num_characters for text in self.texts) / sum(
+            len(text.ids) for text in self.texts
+        )
+        self.fingerprint = hashlib.sha256(" ".join(text.fingerprint for text in self.texts).encode()).hexdigest()[:16]
+
+    @property
+    def lengths(self) -> Tensor:
+        """Return the number of scored tokens of each row (N)."""
+        return torch.cat([text.lengths for text in self.texts])
+
+    def text_indices(self, rows: Tensor) -> Tensor:
+        """Return the index of the text of each row (B)."""
+        return torch.bucketize(rows, self.ends.to(rows.device), right=True)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitem__(self, rows: Tensor) -> Batch:
+        indices = self.text_indices(rows)
+        begins = self.ends - torch.tensor([*map(len, self.texts)])
+        windows = torch.empty(2, len(rows), self.texts[0].max_length, dtype=torch.long)
+        for index in indices.unique().tolist():
+            is_own = indices == index
+            batch = self.texts[index][rows[is_own] - begins[index]]
+            windows[0, is_own], windows[1, is_own] = batch.target_in, batch.target_out
+        return Batch(windows[0, :, :0], windows[0], windows[1], rows)
+
+
 class TextDataModule(TaskDataModule, ABC):
     """Base class of data modules of a text, which is split into windows. Subclasses implement `read`.
 
@@ -89,6 +134,12 @@ class TextDataModule(TaskDataModule, ABC):
     text can be tested on data not used to choose them.
 
     The tokens are written to the cache at first use, where the next run, and all processes of a run, find them.
+
+    A subclass for a mixture of texts sets `weights` before it calls this constructor, and overrides `readers`. Each
+    text is split, and all have the same tokenizer. See `MixtureSampler` for the training batches.
+
+    Attributes:
+        weights: the weights of the texts in the training data, by name; only one by default.
 
     Args:
         tokenizer: the characters of the training split, or byte-level subwords trained on its first 10 million
@@ -109,7 +160,8 @@ class TextDataModule(TaskDataModule, ABC):
     holds = "a text"
     test_setting = "test_fraction"
     source_noun = "lines"
-    datasets: Mapping[str, TextDataset]
+    datasets: Mapping[str, TextDataset | MixtureDataset]
+    weights: Mapping[str, float] = {THE_TEXT: 1.0}
 
     def __init__(
         self,
@@ -132,8 +184,8 @@ class TextDataModule(TaskDataModule, ABC):
         given = None if tokenizer_file is None else read_tokenizer(expand_path(tokenizer_file, "tokenizer_file"))
         trained, self.tokens = prepare_tokens(
             {"text": self.version(), "tokenizer": given.fingerprint if given else [tokenizer, vocab_size]},
-            self.read,
-            lambda blocks: given or _train_tokenizer(blocks, tokenizer, vocab_size),
+            self.readers(),
+            lambda texts: given or _train_tokenizer(texts, tokenizer, vocab_size),
             val_fraction,
             test_fraction,
         )
@@ -148,25 +200,35 @@ class TextDataModule(TaskDataModule, ABC):
         A subclass that reads documents ends each with a line feed, since the parts are joined.
         """
 
+    def readers(self) -> Mapping[str, Reader]:
+        """Return a function that reads each text of `weights`, by name; by default `read`, which reads the only one."""
+        return dict.fromkeys(self.weights, self.read)
+
     def version(self) -> str:
         """Return a text that identifies the text and its version, such as its name and date.
 
         By default, this is the hash of the text, for which all of it is read each time.
         """
         total = hashlib.sha256()
-        for part in self.read():
+        for part in chain.from_iterable(read() for read in self.readers().values()):
             total.update(part.encode())
         return total.hexdigest()
 
     def overlaps(self, splits: Sequence[str]) -> dict[str, tuple[int, int]]:
         return {split: self.tokens.overlaps[split] for split in splits if split != "train"}
 
-    def examples(self, split: str) -> TextDataset:
-        return TextDataset(self.tokens, split, self.max_length, 1 if split == "train" else self.max_length)
+    def examples(self, split: str) -> TextDataset | MixtureDataset:
+        stride = 1 if split == "train" else self.max_length
+        texts = {name: TextDataset(self.tokens, split, self.max_length, stride, name) for name in self.weights}
+        return MixtureDataset(texts) if len(texts) > 1 else texts[next(iter(texts))]
 
     def training_batches(self, division: BatchDivision) -> TrainingSampler:
-        num_tokens = len(self.datasets["train"].ids)
-        batches = WindowSampler(num_tokens, self.max_length, self.batch_size, self.seed, division)
+        sizes = [split.num_tokens for split in self.tokens.splits["train"].values()]
+        batches: WindowSampler | MixtureSampler
+        if len(sizes) == 1:
+            batches = WindowSampler(sizes[0], self.max_length, self.batch_size, self.seed, division)
+        else:
+            batches = MixtureSampler(sizes, self.weights, self.max_length, self.batch_size, self.seed, division)
         if not batches.batches_per_epoch:
             raise UserError(
                 f"batch_size must be at most the {batches.windows} windows of the training split, but is "
@@ -175,11 +237,13 @@ class TextDataModule(TaskDataModule, ABC):
         return batches
 
 
-def _train_tokenizer(blocks: Iterable[list[str]], tokens: str, vocab_size: int) -> Tokenizer:
-    """Train a tokenizer on lists of blocks of a text: of all characters, or of subwords of the first SAMPLE."""
+def _train_tokenizer(texts: Sequence[Iterable[list[str]]], tokens: str, vocab_size: int) -> Tokenizer:
+    """Train a tokenizer on texts, each in lists of blocks: of all characters, or of subwords of the first SAMPLE."""
     if tokens == "subword":
-        return train_tokenizer(first_characters(chain.from_iterable(blocks), SAMPLE), tokens, vocab_size)
+        size = SAMPLE // len(texts)
+        samples = [first_characters(chain.from_iterable(blocks), size) for blocks in texts]
+        return train_tokenizer(chain.from_iterable(samples), tokens, vocab_size)
     counts: Counter[str] = Counter()
-    for some in blocks:
+    for some in chain.from_iterable(texts):
         counts.update(SymbolTokenizer(()).count(some, are_targets=False))
     return SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)])

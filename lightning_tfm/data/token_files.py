@@ -1,4 +1,4 @@
-"""Token files: the tokens of a text, which are written to the cache once and then mapped into memory."""
+"""Token files: the tokens of texts, which are written to the cache once and then mapped into memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from importlib.metadata import version as package_version
 from itertools import chain
@@ -46,8 +46,12 @@ byte-level tokenizers divide a text.
 """
 
 
+Reader = Callable[[], Iterator[str]]
+"""Function that returns a text in parts of any length, the same in every call."""
+
+
 class TokenSplit(NamedTuple):
-    """Part of a token file.
+    """Part of a token file: a split of a text.
 
     Attributes:
         begin: the index of the first token in the file.
@@ -63,46 +67,46 @@ class TokenSplit(NamedTuple):
 
 
 class TokenFile(NamedTuple):
-    """File with the tokens of all splits, one after the other, in the smallest integer type.
+    """File with the tokens of all splits of all texts, one after the other, in the smallest integer type.
 
     Attributes:
         path: the path of the file.
         dtype: the type of the ids.
-        splits: the place and the size of each split.
+        splits: the place and the size of each split of each text, by the names of the split and of the text.
         overlaps: for each split except "train", the number of lines that were compared with the training data, and how
             many of them occur there.
     """
 
     path: Path
     dtype: torch.dtype
-    splits: Mapping[str, TokenSplit]
+    splits: Mapping[str, Mapping[str, TokenSplit]]
     overlaps: Mapping[str, tuple[int, int]]
 
-    def ids(self, split: str) -> Tensor:
-        """Map the tokens of a split into memory (N), which the processes of a machine share."""
-        begin, number, *_ = self.splits[split]
+    def ids(self, split: str, name: str) -> Tensor:
+        """Map the tokens of a split of a text into memory (N), which the processes of a machine share."""
+        begin, number, *_ = self.splits[split][name]
         size = self.path.stat().st_size // self.dtype.itemsize
         return torch.from_file(str(self.path), shared=False, size=size, dtype=self.dtype)[begin : begin + number]
 
 
 def prepare_tokens(
     key: Mapping[str, Any],
-    read: Callable[[], Iterator[str]],
-    train_tokenizer: Callable[[Iterable[list[str]]], Tokenizer],
+    readers: Mapping[str, Reader],
+    train_tokenizer: Callable[[Sequence[Iterable[list[str]]]], Tokenizer],
     val_fraction: float,
     test_fraction: float,
 ) -> tuple[Tokenizer, TokenFile]:
-    """Return the tokenizer and the tokens of a text, from the cache or else by encoding the text.
+    """Return the tokenizer and the tokens of texts, from the cache or else by encoding the texts.
 
-    One process prepares the tokens, while the others wait. A preparation that was interrupted is resumed: the text is
+    One process prepares the tokens, while the others wait. A preparation that was interrupted is resumed: the texts are
     read again, but not encoded again.
 
     Args:
-        key: what the tokens depend on, as JSON values: the text, the tokenizer and the fractions.
-        read: returns the text in parts of any length.
-        train_tokenizer: returns a tokenizer trained on lists of parts of the training split.
-        val_fraction: the fraction of the text for validation, at its end.
-        test_fraction: the fraction of the text for testing, before the former.
+        key: what the tokens depend on, as JSON values: the texts, the tokenizer and the fractions.
+        readers: for each text, by name, a function that returns it in parts of any length.
+        train_tokenizer: returns a tokenizer trained on the training split of each text, given as lists of parts.
+        val_fraction: the fraction of each text for validation, at its end.
+        test_fraction: the fraction of each text for testing, before the former.
 
     Raises:
         UserError: if the cache cannot be written.
@@ -114,7 +118,9 @@ def prepare_tokens(
     from filelock import FileLock
 
     versions = {"format": FORMAT, "unicode": unidata_version, "tokenizers": package_version("tokenizers")}
-    content = json.dumps({**key, **versions, "fractions": [val_fraction, test_fraction]}, sort_keys=True)
+    content = json.dumps(
+        {**key, **versions, "names": [*readers], "fractions": [val_fraction, test_fraction]}, sort_keys=True
+    )
     folder = cache_folder() / "tokens" / hashlib.sha256(content.encode()).hexdigest()[:16]
     try:
         # This is done before anything is written, since the cache may be read-only.
@@ -124,7 +130,7 @@ def prepare_tokens(
                 if (prepared := _load(folder)) is None:
                     if (folder / INDEX).exists():
                         rank_zero_print(f"the tokens in {str(folder)!r} are damaged and are prepared again")
-                    _prepare(folder, read, train_tokenizer, val_fraction, test_fraction)
+                    _prepare(folder, readers, train_tokenizer, val_fraction, test_fraction)
                     prepared = _load(folder)
     except OSError as error:
         if not str(error.filename).startswith(str(folder)):
@@ -145,7 +151,10 @@ def _load(folder: Path) -> tuple[Tokenizer, TokenFile] | None:
         if index["stat"] != _stat(path):
             return None
         tokenizer = tokenizer_from_dict(index["tokenizer"])
-        splits = {split: TokenSplit(**values) for split, values in index["splits"].items()}
+        splits = {
+            split: {name: TokenSplit(**values) for name, values in texts.items()}
+            for split, texts in index["splits"].items()
+        }
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
     return tokenizer, TokenFile(path, _dtype(tokenizer), splits, index["overlaps"])
@@ -164,34 +173,35 @@ def _dtype(tokenizer: Tokenizer) -> torch.dtype:
 
 def _prepare(
     folder: Path,
-    read: Callable[[], Iterator[str]],
-    train_tokenizer: Callable[[Iterable[list[str]]], Tokenizer],
+    readers: Mapping[str, Reader],
+    train_tokenizer: Callable[[Sequence[Iterable[list[str]]]], Tokenizer],
     val_fraction: float,
     test_fraction: float,
 ) -> None:
     """Write tokens.bin and, at the end, index.json."""
-    total = sum(map(len, _watch(read(), "counting characters")))
-    val_start = round(total * (1 - val_fraction))
-    test_start = round(total * (1 - val_fraction - test_fraction))
+    totals = {name: sum(map(len, _watch(read(), "counting characters"))) for name, read in readers.items()}
     # The lines of the training data are compared with those of the other splits, which are therefore read first.
-    places = {"val": (val_start, total), "test": (test_start, val_start), "train": (0, test_start)}
-    if not test_fraction:
-        del places["test"]
+    splits = ("val", "test", "train") if test_fraction else ("val", "train")
 
-    def blocks(split: str, description: str) -> Iterator[list[str]]:
-        return _blocks(_between(_watch(read(), description, total), *places[split]))
+    def blocks(split: str, name: str, description: str) -> Iterator[list[str]]:
+        total = totals[name]
+        val_start = round(total * (1 - val_fraction))
+        test_start = round(total * (1 - val_fraction - test_fraction))
+        places = {"val": (val_start, total), "test": (test_start, val_start), "train": (0, test_start)}
+        return _blocks(_between(_watch(readers[name](), description, total), *places[split]))
 
-    tokenizer = train_tokenizer(blocks("train", "training the tokenizer"))
-    lines: dict[str, list[str]] = {}
-    repeated: set[str]
+    tokenizer = train_tokenizer([blocks("train", name, "training the tokenizer") for name in readers])
+    lines: dict[str, list[str]] = {split: [] for split in splits if split != "train"}
+    repeated: set[str] = set()
     with closing(_Writer(folder, tokenizer)) as writer:
-        for split in places:
-            read_lines = _lines(tokenizer, writer.write(split, blocks(split, f"encoding {split}")))
-            if split == "train":
-                compared = {*chain.from_iterable(lines.values())}
-                repeated = {line for line in read_lines if line in compared}
-            else:
-                lines[split] = _keep_first(read_lines)
+        for split in splits:
+            compared = {*chain.from_iterable(lines.values())}
+            for name in readers:
+                written = writer.write(split, name, blocks(split, name, f"encoding {split}"))
+                if split == "train":
+                    repeated.update(line for line in _lines(tokenizer, written) if line in compared)
+                else:
+                    lines[split] += _keep_first(_lines(tokenizer, written))
         writer.finish({split: (len(some), sum(line in repeated for line in some)) for split, some in lines.items()})
 
 
@@ -202,8 +212,8 @@ class _Writer:
         self.folder, self.tokenizer, self.dtype = folder, tokenizer, _dtype(tokenizer)
         self.path, self.progress = folder / "tokens.bin.part", folder / "progress.json"
         self.num_blocks = self.num_unsaved = 0  # blocks read, and characters encoded since the progress was saved
-        self.num_tokens: dict[str, int] = {}
-        self.splits: dict[str, TokenSplit] = {}  # those that are complete
+        self.num_tokens: list[int] = []  # of each split of each text, in the order in which they are written
+        self.splits: dict[str, dict[str, TokenSplit]] = {}  # those that are complete
         self.num_skipped = 0  # blocks that are already encoded
         with suppress(FileNotFoundError):
             saved = json.loads(self.progress.read_text(encoding="utf-8"))
@@ -214,12 +224,14 @@ class _Writer:
             self.file.truncate(self._size(self.num_tokens))
             self.file.seek(0, os.SEEK_END)
 
-    def _size(self, num_tokens: Mapping[str, int]) -> int:
-        return sum(num_tokens.values()) * self.dtype.itemsize
+    def _size(self, num_tokens: Sequence[int]) -> int:
+        return sum(num_tokens) * self.dtype.itemsize
 
-    def write(self, split: str, batches: Iterable[list[str]]) -> Iterator[str]:
-        """Encode and write the blocks of a split; yield its text in parts."""
-        self.num_tokens.setdefault(split, 0)
+    def write(self, split: str, name: str, batches: Iterable[list[str]]) -> Iterator[str]:
+        """Encode and write the blocks of a split of a text; yield the split in parts."""
+        index = sum(map(len, self.splits.values()))
+        if index == len(self.num_tokens):  # otherwise, a part of it is already encoded
+            self.num_tokens.append(0)
         num_characters, total = 0, hashlib.sha256()
         for blocks in batches:
             text = "".join(blocks)
@@ -230,14 +242,15 @@ class _Writer:
                 ids = self.tokenizer.encode_parts(rest, continued=num_characters > 0 or len(rest) < len(blocks))
                 with naming_file(self.path):
                     self.file.write(ids.to(self.dtype).numpy().data)
-                self.num_tokens[split] += len(ids)
+                self.num_tokens[index] += len(ids)
                 self.num_unsaved += len(text)
             num_characters += len(text)
             if self.num_unsaved >= SAVED:
                 self._save()
             yield text
-        begin = sum(part.num_tokens for part in self.splits.values())
-        self.splits[split] = TokenSplit(begin, self.num_tokens[split], num_characters, total.hexdigest()[:16])
+        self.splits.setdefault(split, {})[name] = TokenSplit(
+            sum(self.num_tokens[:index]), self.num_tokens[index], num_characters, total.hexdigest()[:16]
+        )
 
     def _synchronize(self) -> None:
         with naming_file(self.path):
@@ -260,7 +273,10 @@ class _Writer:
         content = {
             "stat": _stat(path),
             "tokenizer": self.tokenizer.to_dict(),
-            "splits": {split: values._asdict() for split, values in self.splits.items()},
+            "splits": {
+                split: {name: values._asdict() for name, values in texts.items()}
+                for split, texts in self.splits.items()
+            },
             "overlaps": overlaps,
         }
         write_text(self.folder / INDEX, json.dumps(content))

@@ -259,6 +259,9 @@ class TaskModule(Predictor, EvaluationModule):
             self.log("train/loss", self.step.loss)
             self.log("trainer/learning_rate", optimizer.param_groups[0]["lr"])
             self.log("trainer/gradient_norm", self.step.norms.norm())
+            if self.trainer.datamodule is not None:
+                progress = self.trainer.train_dataloader.progress
+                self.log_dict({f"train/{name}": value for name, value in progress.items()})
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None

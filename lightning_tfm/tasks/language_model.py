@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_tfm.data import Batch, TextDataModule, TextDataset
+from lightning_tfm.data import Batch, MixtureDataset, TextDataModule, TextDataset
 from lightning_tfm.inference import LanguageModelPredictor
-from lightning_tfm.layers.losses import token_nll
+from lightning_tfm.layers.losses import sequence_nll, token_nll
 from lightning_tfm.networks import CausalNetwork
 from lightning_tfm.networks.huggingface import start_from
 from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tasks.base import TaskModule
-from lightning_tfm.tasks.metrics import Loss, TokenLoss
-from lightning_tfm.tokenization import Tokenizer
+from lightning_tfm.tasks.metrics import Loss, TextLosses, TokenLoss
+from lightning_tfm.tokenization import PAD, Tokenizer
 
 
 class LanguageModel(TaskModule, LanguageModelPredictor):
     """Module that trains a network to predict the next token of a text.
 
     Logs, over the whole split and in nats, the `loss` per token, the `loss_per_character`, which is comparable between
-    tokenizers, and the `perplexity` per token.
+    tokenizers, and the `perplexity` per token. Of a mixture of texts, also logs the `loss/NAME` per token of each text.
 
     Args:
         network: the network.
@@ -57,9 +58,18 @@ class LanguageModel(TaskModule, LanguageModelPredictor):
         return token_nll(self.network(batch.source, batch.target_in), batch.target_out), batch.tokens
 
     def new_metrics(self) -> dict[str, Metric]:
-        return {"loss": TokenLoss(), "loss_per_character": Loss()}
+        data = self.trainer.datamodule
+        texts = {} if data is None or len(data.weights) == 1 else {"loss_of_texts": TextLosses([*data.weights])}
+        return {"loss": TokenLoss(), "loss_per_character": Loss(), **texts}
 
-    def evaluate(self, batch: Batch, dataset: TextDataset, metrics: Mapping[str, Metric]) -> None:
-        nll, tokens = self.loss(batch)
+    def evaluate(self, batch: Batch, dataset: TextDataset | MixtureDataset, metrics: Mapping[str, Metric]) -> None:
+        logits = self.network(batch.source, batch.target_in)
+        nll, tokens = token_nll(logits, batch.target_out), batch.tokens
+        if isinstance(dataset, MixtureDataset):
+            indices = dataset.text_indices(batch.rows).unsqueeze(1)
+            is_of_text = indices == torch.arange(len(dataset.texts), device=indices.device)  # (B, texts)
+            sums = sequence_nll(logits, batch.target_out).unsqueeze(1) * is_of_text
+            counts = (batch.target_out != PAD).sum(1, keepdim=True) * is_of_text
+            metrics["loss_of_texts"].update(sums.sum(0, keepdim=True), counts.sum(0))
         metrics["loss"].update(nll, tokens)
         metrics["loss_per_character"].update(nll / dataset.characters_per_token, tokens)

@@ -9,7 +9,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_tfm.data import Batch, TextDataModule, TextDataset
+from lightning_tfm.data import Batch, MixtureDataset, TextDataModule, TextDataset
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference import MASK, MaskedLanguageModelPredictor
 from lightning_tfm.layers.losses import token_nll
@@ -78,7 +78,7 @@ class MaskedLanguageModel(TaskModule, MaskedLanguageModelPredictor):
     def new_metrics(self) -> dict[str, Metric]:
         return {"loss": TokenLoss(), "accuracy": TokenAccuracy()}
 
-    def evaluate(self, batch: Batch, dataset: TextDataset, metrics: Mapping[str, Metric]) -> None:
+    def evaluate(self, batch: Batch, dataset: TextDataset | MixtureDataset, metrics: Mapping[str, Metric]) -> None:
         text = batch.target_in
         # Draw in float32 for every precision, since the same tokens must be masked.
         draws = [

@@ -106,6 +106,26 @@ class TokenLoss(Loss):
         return {"loss": loss, "perplexity": loss.exp()}
 
 
+class TextLosses(Loss):
+    """Mean loss per token of each text of a mixture.
+
+    Args:
+        names: the names of the texts.
+    """
+
+    depends_on_tokenizer = True
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = names
+        self.add_state("count", torch.zeros(len(names), dtype=torch.long), dist_reduce_fx="sum")
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return `loss/NAME` of each text with tokens; `update` adds sums (1, texts) and numbers of tokens (texts)."""
+        losses = zip(self.names, super().compute(), self.count, strict=True)
+        return {f"loss/{name}": loss for name, loss, count in losses if count}
+
+
 class Accuracy(Mean):
     """Fraction of correct predictions."""
 

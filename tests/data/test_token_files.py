@@ -108,7 +108,7 @@ def test_a_text_without_spaces_is_encoded_completely():
     text = "".join(random.Random(0).choices("東京都", k=2000))
     assert "".join(split_texts(Parts(text)).values()) == text[1800:] + text[:1800]
     data = Parts(text, tokenizer="subword", vocab_size=300)
-    assert data.tokenizer.decode(data.tokens.ids("train").tolist()) == text[:1800]
+    assert data.tokenizer.decode(data.tokens.ids("train", "the text").tolist()) == text[:1800]
 
 
 @pytest.mark.parametrize(("number", "size"), [(200, 1), (253, 2), (70_000, 4)])
@@ -180,7 +180,7 @@ def prepare(*arguments):
     encode(*arguments)
 
 token_files._prepare = prepare
-print(sum(Text(sys.argv[1], tokenizer="subword", vocab_size=300).tokens.ids("train").tolist()))
+print(sum(Text(sys.argv[1], tokenizer="subword", vocab_size=300).tokens.ids("train", "the text").tolist()))
 """
 
 

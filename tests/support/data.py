@@ -24,6 +24,6 @@ def set_up(data):
     return data
 
 
-def split_texts(data):
-    """Return the text of each split of a data module of characters."""
-    return {split: data.tokenizer.decode(data.tokens.ids(split).tolist()) for split in data.tokens.splits}
+def split_texts(data, name="the text"):
+    """Return each split of a text of a data module of characters."""
+    return {split: data.tokenizer.decode(data.tokens.ids(split, name).tolist()) for split in data.tokens.splits}
