@@ -29,8 +29,8 @@ class Text(TextDataModule):
     Args:
         path: a file; a folder, whose files except hidden ones are read in the order of their names; or
             tiny_shakespeare, which is downloaded. Files of JSON lines (.jsonl) or Parquet (.parquet) hold a document in
-            each row; all other files are one document. Documents are joined by line feeds. Several such paths, mapped
-            to their weights, are a mixture: the weights are in proportion to the tokens of each in the training data.
+            each row; all other files are one document. Documents are joined by line feeds. A mapping of several
+            such paths to weights is a mixture: the texts have shares of the training batches in proportion to them.
         encoding: encoding of the files, by Python's name.
         column: the field of JSON lines or Parquet that holds the text.
         settings: further arguments of TextDataModule.

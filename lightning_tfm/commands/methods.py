@@ -442,7 +442,9 @@ def _class(setting: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return path.rpartition(".")[2] if is_known else path, setting.get("init_args") or {}
 
 
-def _listed(value: str | Sequence[str]) -> list[str]:
+def _listed(value: str | Sequence[str] | Mapping[str, float]) -> list[str]:
+    if isinstance(value, Mapping):  # of the texts of a mixture to their weights
+        return [f"{name}: {weight}" for name, weight in value.items()]
     return [value] if isinstance(value, str) else [*value]
 
 

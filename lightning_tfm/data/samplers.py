@@ -246,9 +246,9 @@ class MixtureSampler(TrainingSampler):
 
     The windows of each text are visited in the order of a `WindowSampler`. Of the first n rows of the stream, each text
     has as many as a party with its share of the votes has of n seats, by the method of Sainte-Laguë (Balinski & Young
-    1982, Fair Representation). So every part of the stream holds the texts in proportion to their weights, up to about
-    one row, and the number of rows that precede a batch is known without counting them. An epoch has as many windows as
-    all texts together.
+    1982, Fair Representation). So every part of the stream holds the texts in proportion to their weights, up to
+    rounding, and the number of rows of a text before a batch is known without counting them. An epoch has as many
+    windows as all texts together.
 
     Args:
         sizes: number of tokens in each text.

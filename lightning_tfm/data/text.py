@@ -30,13 +30,10 @@ from lightning_tfm.tokenization import (
 )
 
 SAMPLE = 10_000_000
-"""Number of characters on which a tokenizer of subwords is trained, at the beginning of the training split.
+"""Number of characters at the beginning of the training split on which a tokenizer of subwords is trained.
 
-Of a mixture, these are equally many of each text.
+Of a mixture of texts, the same number of characters of each is used, SAMPLE in total.
 """
-
-THE_TEXT = "the text"
-"""Name of the only text of a data module."""
 
 
 class TextDataset(Dataset[Batch]):
@@ -49,7 +46,7 @@ class TextDataset(Dataset[Batch]):
         UserError: if the text has fewer than 2 * max_length + 1 tokens, or max_length + 1 if stride is max_length.
     """
 
-    def __init__(self, tokens: TokenFile, split: str, max_length: int, stride: int, name: str = THE_TEXT) -> None:
+    def __init__(self, tokens: TokenFile, split: str, max_length: int, stride: int, name: str) -> None:
         _, number, num_characters, self.fingerprint = tokens.splits[split][name]
         least = max_length + 1 if stride == max_length else 2 * max_length + 1
         if number < least:
@@ -91,17 +88,15 @@ class MixtureDataset(Dataset[Batch]):
     """Dataset of the windows of several texts: the rows of the first text are followed by those of the next one.
 
     Args:
-        texts: the windows of each text, by name.
+        texts: the windows of each text.
     """
 
-    def __init__(self, texts: Mapping[str, TextDataset]) -> None:
-        self.names, self.texts = [*texts], [*texts.values()]
-        self.ends = torch.tensor([*map(len, self.texts)]).cumsum(0)  # the rows of each text end before this one
-        self.num_tokens = sum(text.num_tokens for text in self.texts)
-        self.characters_per_token = sum(text.num_characters for text in self.texts) / sum(
-            len(text.ids) for text in self.texts
-        )
-        self.fingerprint = hashlib.sha256(" ".join(text.fingerprint for text in self.texts).encode()).hexdigest()[:16]
+    def __init__(self, texts: Sequence[TextDataset]) -> None:
+        self.texts = texts
+        self.ends = torch.tensor([*map(len, texts)]).cumsum(0)  # the rows of each text end before this one
+        self.num_tokens = sum(text.num_tokens for text in texts)
+        self.characters_per_token = sum(text.num_characters for text in texts) / sum(len(text.ids) for text in texts)
+        self.fingerprint = hashlib.sha256(" ".join(text.fingerprint for text in texts).encode()).hexdigest()[:16]
 
     @property
     def lengths(self) -> Tensor:
@@ -139,7 +134,7 @@ class TextDataModule(TaskDataModule, ABC):
     text is split, and all have the same tokenizer. See `MixtureSampler` for the training batches.
 
     Attributes:
-        weights: the weights of the texts in the training data, by name; only one by default.
+        weights: the weight of each text in the training batches, by the name of the text; by default of only one.
 
     Args:
         tokenizer: the characters of the training split, or byte-level subwords trained on its first 10 million
@@ -161,7 +156,7 @@ class TextDataModule(TaskDataModule, ABC):
     test_setting = "test_fraction"
     source_noun = "lines"
     datasets: Mapping[str, TextDataset | MixtureDataset]
-    weights: Mapping[str, float] = {THE_TEXT: 1.0}
+    weights: Mapping[str, float] = {"the text": 1.0}
 
     def __init__(
         self,
@@ -219,8 +214,8 @@ class TextDataModule(TaskDataModule, ABC):
 
     def examples(self, split: str) -> TextDataset | MixtureDataset:
         stride = 1 if split == "train" else self.max_length
-        texts = {name: TextDataset(self.tokens, split, self.max_length, stride, name) for name in self.weights}
-        return MixtureDataset(texts) if len(texts) > 1 else texts[next(iter(texts))]
+        texts = [TextDataset(self.tokens, split, self.max_length, stride, name) for name in self.weights]
+        return MixtureDataset(texts) if len(texts) > 1 else texts[0]
 
     def training_batches(self, division: BatchDivision) -> TrainingSampler:
         sizes = [split.num_tokens for split in self.tokens.splits["train"].values()]

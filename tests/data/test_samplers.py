@@ -8,7 +8,14 @@ import math
 import pytest
 import torch
 
-from lightning_tfm.data import BatchDivision, EvaluationSampler, LengthGroupedSampler, MaxTokensSampler, WindowSampler
+from lightning_tfm.data import (
+    BatchDivision,
+    EvaluationSampler,
+    LengthGroupedSampler,
+    MaxTokensSampler,
+    MixtureSampler,
+    WindowSampler,
+)
 
 
 def test_rows_of_similar_length_are_batched_as_by_sorting_a_list():
@@ -63,6 +70,7 @@ STREAMS = {
     "rows": lambda seed=0, **share: LengthGroupedSampler(torch.arange(96) % 7 + 1, 16, seed, **share),
     "tokens": lambda seed=0, **share: MaxTokensSampler(torch.arange(96) % 7 + 1, 40, seed, **share),
     "windows": lambda seed=0, **share: WindowSampler(2000, 16, 8, seed, **share),
+    "mixture": lambda seed=0, **share: MixtureSampler([1500, 500], {"a": 0.7, "b": 0.3}, 16, 8, seed, **share),
     "many windows": lambda seed=0, **share: LargeText(2000, 16, 8, seed, **share),
 }
 
