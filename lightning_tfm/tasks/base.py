@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from lightning_tfm import networks
 from lightning_tfm.checkpoint import FORMAT, check_fits
 from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
-from lightning_tfm.data import BatchDivision, TaskDataModule
+from lightning_tfm.data import BatchDivision, ResumableDataLoader, TaskDataModule
 from lightning_tfm.distributed.parallel import broadcast_weights, is_parallel, parallelize
 from lightning_tfm.distributed.strategies import Elastic, ModelParallel
 from lightning_tfm.distributed.tensors import mesh_of
@@ -259,9 +259,9 @@ class TaskModule(Predictor, EvaluationModule):
             self.log("train/loss", self.step.loss)
             self.log("trainer/learning_rate", optimizer.param_groups[0]["lr"])
             self.log("trainer/gradient_norm", self.step.norms.norm())
-            if self.trainer.datamodule is not None:
-                progress = self.trainer.train_dataloader.progress
-                self.log_dict({f"train/{name}": value for name, value in progress.items()})
+            loader = self.trainer.train_dataloader
+            if isinstance(loader, ResumableDataLoader):
+                self.log_dict({f"train/{name}": value for name, value in loader.progress.items()})
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
