@@ -160,6 +160,11 @@ def folder(tmp_path):
         verbs = [f"{first}{vowel}{last}k" for first in "bdflmt" for vowel in letters for last in "lnr"]
         write_lines(tmp_path / f"{name}.tsv", [f"{verb}\t{verb}ed\tV;PST" for verb in verbs])
     (tmp_path / "book.txt").write_text(f"{TEXT}ROMEO: to be or not to be.{TEXT}")
+    for name, column in (("corpus/a", "content"), ("code", "text")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_lines(tmp_path / f"{name}.jsonl", [json.dumps({column: TEXT})] * 9)
+    (tmp_path / "books").mkdir()
+    shutil.copy(tmp_path / "book.txt", tmp_path / "books")
     write_lines(tmp_path / "reviews.tsv", map("\t".join, reviews(200)))
     for corpus in ("books", "corpus"):
         (tmp_path / corpus).mkdir()
