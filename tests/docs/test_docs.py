@@ -166,10 +166,6 @@ def folder(tmp_path):
     (tmp_path / "books").mkdir()
     shutil.copy(tmp_path / "book.txt", tmp_path / "books")
     write_lines(tmp_path / "reviews.tsv", map("\t".join, reviews(200)))
-    for corpus in ("books", "corpus"):
-        (tmp_path / corpus).mkdir()
-        write_lines(tmp_path / corpus / "code.jsonl", [json.dumps({"content": TEXT}, ensure_ascii=False)] * 5)
-    write_lines(tmp_path / "code.jsonl", [json.dumps({"text": TEXT}, ensure_ascii=False)] * 5)
     write_gpt2(tmp_path / "gpt2")
     (tmp_path / "docs/images").mkdir(parents=True)
     shutil.copy(DOCS / "gallery.py", tmp_path / "docs")
