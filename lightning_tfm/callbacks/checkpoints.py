@@ -48,10 +48,12 @@ class Checkpoints(Checkpoint):
         monitor: validation metric that selects the best checkpoint.
         mode: "min" if lower values of the metric are better, "max" if higher values are; None for what the metric says.
         keep_last: number of latest validations whose checkpoints are kept as `step_N.ckpt`.
+        keep_every: number of steps between checkpoints that are all kept as `step_N.ckpt`, to fork the run; 0 for none.
 
     Attributes:
         enabled: whether to save checkpoints. The command disables them without a logger.
         extended: the folder of the run that this run extends; its best checkpoint is the best so far.
+        last_step: the step after which training stops once last.ckpt is saved, as after a signal; None for all steps.
     """
 
     def __init__(
@@ -60,15 +62,19 @@ class Checkpoints(Checkpoint):
         monitor: str = "val/loss",
         mode: Literal["min", "max"] | None = None,
         keep_last: int = 0,
+        keep_every: int = 0,
     ) -> None:
         if every_n_train_steps < 1:
             raise UserError(f"checkpoint.every_n_train_steps must be at least 1, but is {every_n_train_steps}; try 200")
         if keep_last < 0:
             raise UserError(f"checkpoint.keep_last must be at least 0, but is {keep_last}; try 5")
-        self.every_n_train_steps, self.keep_last = every_n_train_steps, keep_last
+        if keep_every < 0:
+            raise UserError(f"checkpoint.keep_every must be at least 0, but is {keep_every}; try 1000")
+        self.every_n_train_steps, self.keep_last, self.keep_every = every_n_train_steps, keep_last, keep_every
         self.monitor, self.mode = monitor, mode
         self.enabled = True
         self.extended: Path | None = None
+        self.last_step: int | None = None
         self.dirpath: Path | None = None  # None if nothing is saved
         self.best_score = math.inf  # the negative metric if higher values are better
         self.higher_is_better = mode == "max"  # without a mode, what the metric says at the first validation
@@ -127,6 +133,13 @@ class Checkpoints(Checkpoint):
         # `check_trainer` checks a number of batches; a fraction of them becomes one only now.
         if trainer.enable_validation and isinstance(trainer.val_check_interval, float) and not trainer.fast_dev_run:
             check_interval(trainer.val_check_batch, trainer.accumulate_grad_batches)
+        if self.keep_every and self.dirpath:
+            number = trainer.max_steps // self.keep_every - trainer.global_step // self.keep_every
+            size = 3 * sum(weight.numel() * weight.element_size() for weight in pl_module.parameters()) / 1e6
+            rank_zero_print(
+                f"checkpoint.keep_every {self.keep_every} keeps {number:,} checkpoints of about {size:,.1f} MB, the "
+                f"weights and two moments, in all {number * size / 1e3:,.2f} GB"
+            )
         self.exchange = SignalExchange()
         # Lightning broadcasts a SIGTERM in each batch; here, all signals are exchanged, see `SignalExchange`.
         disable_sigterm_broadcast(trainer)
@@ -179,7 +192,8 @@ class Checkpoints(Checkpoint):
             names = [CHECKPOINT_NAME.fullmatch(path.name) for path in self.dirpath.glob("*")]
             steps = sorted(int(name[1]) for name in names if name and name[1])
             for step in steps[: -self.keep_last]:
-                trainer.strategy.remove_checkpoint(self.dirpath / Run.STEP.format(step))
+                if not (self.keep_every and step % self.keep_every == 0):
+                    trainer.strategy.remove_checkpoint(self.dirpath / Run.STEP.format(step))
         self._save_if_due(trainer, self._signal_of_any(trainer, waits=True))
 
     def _not_finite(self, trainer: Trainer) -> str:
@@ -191,8 +205,10 @@ class Checkpoints(Checkpoint):
     def _save_if_due(self, trainer: Trainer, signum: int | None) -> None:
         """Save last.ckpt if it is time to, or if training ends after a signal of any process."""
         self.stopped = trainer.should_stop and not time_is_up(trainer)
-        self.ending = signum
         step = trainer.global_step
+        self.ending = 0 if step == self.last_step else signum
+        if self.keep_every and step % self.keep_every == 0 and self.dirpath:
+            self._save(trainer, str(self.dirpath / Run.STEP.format(step)))
         due = step % self.every_n_train_steps == 0 or step == trainer.max_steps
         if (due or trainer.should_stop or self.ending is not None) and self.dirpath:
             self._save(trainer, self.last_model_path)

@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_tfm.distributed.strategies import Elastic
 from lightning_tfm.errors import DamagedError, rank_zero_print
 from lightning_tfm.loggers import run_folder, wandb_loggers
-from lightning_tfm.runs.record import FORMAT, Run, Start
+from lightning_tfm.runs.record import FORMAT, Lineage, Run, Start
 from lightning_tfm.system.versions import framework, git, hardware, versions
 
 
@@ -28,6 +28,7 @@ class Provenance(Callback):
     def __init__(self) -> None:
         self.changed: dict[str, tuple[Any, Any]] = {}  # settings that differ from the checkpoint, as (old, new)
         self.begins_with: str | None = None  # the checkpoint of a different run
+        self.lineage: Lineage | None = None  # of a fork
         self.is_recorded = False  # whether this process has written its entry
         self.step = 0  # of the loaded checkpoint
 
@@ -76,6 +77,8 @@ class Provenance(Callback):
             "scored_symbols": data.tokenizer.scored_symbols,
             "wandb": next((logger.run_id for logger in wandb_loggers(trainer)), None),
         }
+        if self.lineage is not None:
+            start["fork"] = self.lineage
         if self.step and earlier:
             _report_changes(earlier[-1], start, elastic=isinstance(trainer.strategy, Elastic))
         run.write_starts([*earlier, start])

@@ -17,6 +17,9 @@ from lightning_tfm.errors import UserError
 TRAINING = ("global_step", "loops", "callbacks", "optimizer_states", "lr_schedulers")
 """Keys of a checkpoint that are required to resume training, in addition to weights and hyper-parameters."""
 
+FIXED = ("trainer.accumulate_grad_batches", "trainer.strategy.init_args.num_micro_batches")
+"""Settings of a step that a fork cannot change, since the position in the stream counts their batches."""
+
 MAX_TABLE = 10_000_000
 """Maximum elements of a table of positions that a small checkpoint may request."""
 
@@ -67,11 +70,12 @@ def check_fits(
     resuming: bool,
     averages: bool,
     step_settings: dict[str, Any],
+    forking: bool = False,
 ) -> None:
     """Check that a checkpoint fits the hyper-parameters of the model, the shapes of its weights by name, and the run.
 
     To resume training, the optimizer, the learning rate schedule, weight averaging and `TaskModule.step_settings` must
-    also match.
+    also match, except that a fork may change all settings but those in `FIXED` and the architecture.
 
     Raises:
         UserError: if they do not fit; the message names the first difference.
@@ -83,7 +87,7 @@ def check_fits(
         saved = checkpoint["hyper_parameters"]
         if resuming:
             _check_training_state(checkpoint, path, averages)
-        _check_equal(path, _settings(saved, resuming), _settings(hyper_parameters, resuming))
+        _check_equal(path, _settings(saved, resuming, forking), _settings(hyper_parameters, resuming, forking))
         both = [_arguments(parameters) for parameters in (saved, hyper_parameters)]
         sizes = [arguments.get("vocab_size") for arguments in both]
         lengths = [[value for name, value in arguments.items() if _is_named(name, "max_length")] for arguments in both]
@@ -93,7 +97,8 @@ def check_fits(
                 f"({sizes[1]} ids); use the data it was trained on"
             )
         if resuming:  # last: a difference in the model or the data matters more
-            _check_equal(path, {name: checkpoint["step_settings"].get(name) for name in step_settings}, step_settings)
+            current = {name: step_settings[name] for name in step_settings if not forking or name in FIXED}
+            _check_equal(path, {name: checkpoint["step_settings"].get(name) for name in current}, current)
         if {name: weight.shape for name, weight in checkpoint["state_dict"].items()} == shapes:
             return
     except (AttributeError, KeyError, TypeError):
@@ -116,11 +121,12 @@ def _is_named(name: str, *last: str) -> bool:
     return name.rpartition(".")[2] in last
 
 
-def _settings(hyper_parameters: dict[str, Any], resuming: bool) -> dict[str, Any]:
+def _settings(hyper_parameters: dict[str, Any], resuming: bool, forking: bool) -> dict[str, Any]:
     """Return the settings in which a checkpoint and a model must agree, by name."""
     optimizer, arguments = hyper_parameters["optimizer"], _arguments(hyper_parameters)
     # Unless positions are learned, a network can be evaluated on longer texts than those in training.
     apart = ("vocab_size",) if resuming else ("vocab_size", "max_length")
+    apart += ("dropout", "word_dropout") if forking else ()
     settings = {
         "model.network.class_path": hyper_parameters["network"]["class_path"],
         "model.class_path": hyper_parameters.get("class_path"),
@@ -129,6 +135,7 @@ def _settings(hyper_parameters: dict[str, Any], resuming: bool) -> dict[str, Any
     }
     if resuming:
         settings["model.optimizer.class_path"] = optimizer["class_path"]
+    if resuming and not forking:
         for part, values in (("optimizer", optimizer["init_args"]), ("lr_schedule", hyper_parameters["lr_schedule"])):
             settings |= {f"model.{part}.{name}": value for name, value in values.items()}
     return settings

@@ -160,7 +160,7 @@ def fit_seeds(arguments: list[str]) -> int:
         raise UserError(f"--jobs must be at least 1, but is {options.jobs}; try 1")
     if not settings:
         raise UserError("lightning-tfm fit needs the name of an experiment; `lightning-tfm list` shows them")
-    for name in ("--seed_everything", "--dry-run", "--dry_run", "--print_config"):
+    for name in ("--fork", "--seed_everything", "--dry-run", "--dry_run", "--print_config"):
         if any(argument.partition("=")[0] == name for argument in settings):
             raise UserError(f"{name} must not be given with --seeds, which trains a run for each of them; remove it")
     if any(os.environ.get(name, "1") != "1" for name in ("WORLD_SIZE", "SLURM_NTASKS")):

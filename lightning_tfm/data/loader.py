@@ -63,11 +63,15 @@ class ResumableDataLoader(DataLoader[Any]):
         return {"position": self.position, **self.sampler.settings, **data}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the position in the stream; raise UserError if the state is that of other data or settings."""
-        for name, value in self.state_dict().items():
-            if name != "position" and value != state.get(name):
+        """Restore the position in the stream; raise UserError if the state is that of other data or settings.
+
+        A state of the position only, of a fork, fits any stream.
+        """
+        current = self.state_dict()
+        for name, value in state.items():
+            if name != "position" and value != current.get(name):
                 raise UserError(
-                    f"the {name} must match the checkpoint ({state.get(name)}) to resume its run, but is {value}; "
+                    f"the {name} must match the checkpoint ({value}) to resume its run, but is {current.get(name)}; "
                     "restore it, or start a new run without --ckpt_path"
                 )
         self.position = state["position"]

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import yaml
@@ -34,7 +34,7 @@ from lightning_tfm.callbacks import Checkpoints, ProgressBar, Provenance
 from lightning_tfm.callbacks.heartbeat import is_of_communication
 from lightning_tfm.callbacks.save_config import SaveConfig
 from lightning_tfm.callbacks.training_progress import ProgressLines
-from lightning_tfm.checkpoint import bounded_by
+from lightning_tfm.checkpoint import bounded_by, is_whole, read_index
 from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
 from lightning_tfm.config.parsing_errors import format_error
 from lightning_tfm.config.trust import check_classes, search_current_folder, trusted_packages
@@ -52,12 +52,14 @@ from lightning_tfm.errors import (
 )
 from lightning_tfm.fit.arguments import with_options, with_underscores
 from lightning_tfm.fit.console import print_next_commands, print_results, print_state_of_wandb
+from lightning_tfm.fit.forking import Fork, compare_replay, find_fork, take_fork, write_settings
 from lightning_tfm.fit.resuming import (
     Resumption,
     changed_settings,
     check_changes,
     check_data,
     check_empty,
+    display,
     enter_folder,
     find_run,
     newest_checkpoint,
@@ -108,18 +110,23 @@ class TfmCLI(LightningCLI):
         command: the command to run: fit, validate or test. Only its parser is built; each other one would take 0.1 s.
         arguments: the command and its options.
         checkpoints: the reader of the checkpoint to resume or to evaluate.
+        fork: where a fork begins; None for other runs.
 
     Attributes:
         ckpt_path: the checkpoint from which training starts or that is evaluated; None if there is none.
         changed: the settings that differ from those of this checkpoint, as (old, new).
-        resumed: the run that `fit` resumes; None for a new run.
+        resumed: the run that `fit` resumes or forks; None for a new run.
         run: the run or the test whose folder this process writes; None before, and on other processes.
         is_new: whether this process has created the folder.
         held: what exists until the run ends: the lock of its folder, and the store in which its processes meet.
     """
 
-    def __init__(self, command: str, arguments: list[str], checkpoints: VerifiedCheckpointIO) -> None:
-        self.command, self.checkpoints = command, checkpoints
+    EXTENDING: ClassVar = "extending the run of {} in a new folder"
+
+    def __init__(
+        self, command: str, arguments: list[str], checkpoints: VerifiedCheckpointIO, fork: Fork | None = None
+    ) -> None:
+        self.command, self.checkpoints, self.fork = command, checkpoints, fork
         self.ckpt_path: str | None = None
         self.changed: dict[str, tuple[Any, Any]] = {}
         self.resumed: Resumption | None = None
@@ -241,13 +248,21 @@ class TfmCLI(LightningCLI):
                 options.trainer.logger, names[0] if names else "unnamed", options.name
             )
         self._find_checkpoint()
+        if self.fork is not None and self.ckpt_path is not None:
+            if self.resumed is None:
+                raise UserError(
+                    f"--ckpt_path must be the folder of a fork to resume with --fork, but is {self.ckpt_path!r}; "
+                    "leave one out"
+                )
+            self.fork = None  # which began before
+        elif self.fork is not None:
+            self._extend(self.fork.checkpoint)
         if self.ckpt_path is not None:
             content = self.checkpoints.peek(self.ckpt_path)
             self.changed = changed_settings(content, Path(self.ckpt_path), self.settings())
-        if self.resumed is not None:
+        if self.resumed is not None and self.fork is None:
             check_changes(self.resumed.run, self.changed, self._schedule_needs_max_steps())
-            how = "extending the run of {} in a new folder" if self.resumed.extends else "resuming from {}"
-            rank_zero_print(how.format(self.ckpt_path))
+            rank_zero_print((self.EXTENDING if self.resumed.extends else "resuming from {}").format(self.ckpt_path))
 
     def _find_checkpoint(self) -> None:
         """Resolve `--ckpt_path` to a file, and find the run that `fit` resumes."""
@@ -277,6 +292,11 @@ class TfmCLI(LightningCLI):
             if newest is None:
                 raise no_checkpoint(folder)
             self.ckpt_path = str(newest)
+
+    def _extend(self, checkpoint: Path) -> None:
+        """Start from a checkpoint of a run, with its history, in a new folder."""
+        self.ckpt_path = str(checkpoint)
+        self.resumed = Resumption(checkpoint, checkpoint.stat().st_mtime_ns, extends=True)
 
     def _schedule_needs_max_steps(self) -> bool:
         schedule = self.options.model.init_args.get("lr_schedule")  # a task of the user may have none
@@ -387,21 +407,23 @@ class TfmCLI(LightningCLI):
             if isinstance(callback, Provenance):
                 callback.changed = self.changed
                 callback.begins_with = None if self.resumed else self.ckpt_path
+                callback.lineage = self.fork and self.fork.lineage
             elif isinstance(callback, Checkpoints):
                 callback.enabled = bool(self.trainer.loggers)
-                callback.extended = self.resumed.run if self.resumed and self.resumed.extends else None
 
     def _check_run(self) -> None:
         settings, path = self.options.trainer, self.ckpt_path or ""
         checkpoint = self.checkpoints.peek(path) if path else None
+        self.model.is_fork = self.fork is not None
         self.model.check(self.trainer, self.datamodule, self.command, settings, checkpoint, path)
         if self.command != "fit":
             return
         self.model.lr_schedule.check_max_steps(settings.max_steps)
-        # A resumed run may lack only its test.
-        if checkpoint and settings.max_steps < (step := checkpoint["global_step"]) + (self.resumed is None):
+        step = self.fork.step if self.fork else checkpoint["global_step"] if checkpoint else 0
+        lacks_steps = self.resumed is None or self.fork is not None  # a resumed run may lack only its test
+        if checkpoint and settings.max_steps < step + lacks_steps:
             raise UserError(
-                f"trainer.max_steps must be {'at least' if self.resumed else 'above'} the step of the checkpoint "
+                f"trainer.max_steps must be {'above' if lacks_steps else 'at least'} the step of the checkpoint "
                 f"{path!r} ({step}), but is {settings.max_steps}; raise it"
             )
 
@@ -454,14 +476,31 @@ class TfmCLI(LightningCLI):
             self.model.load_pretrained()
         checkpoint = {} if self.ckpt_path is None else self.checkpoints.peek(self.ckpt_path)
         step = checkpoint.get("global_step")
-        if self.resumed is not None:
-            check_data(self.resumed.run, checkpoint.get("data_fingerprint", {}), data.fingerprint, data.skips_test)
+        fingerprint = checkpoint.get("data_fingerprint", {})
+        if self.fork is not None:
+            changes = [f"{name} {display(old)} -> {display(new)}" for name, (old, new) in self.changed.items()]
+            origin = f"{relative(self.fork.run.folder)} at step {self.fork.step}"
+            rank_zero_print(f"fork of {origin}: {', '.join(changes) or 'no setting has changed'}")
+        elif self.resumed is not None:
+            check_data(self.resumed.run, fingerprint, data.fingerprint, data.skips_test)
+        if self.resumed is not None and self.resumed.extends and self._has_best(fingerprint.get("val"), step):
+            for callback in self.trainer.checkpoint_callbacks:
+                if isinstance(callback, Checkpoints):
+                    callback.extended = self.resumed.run
         if not self.trainer.loggers:
             rank_zero_print("trainer.logger is false: no checkpoint is saved, and the last weights are tested")
         if self._enter("version"):
             self.held.append(open_run(cast(CSVLogger, self.trainer.logger), self.resumed, step))
             if self.resumed is not None and step is not None:
                 resume_loggers(self.trainer.loggers, step)
+
+    def _has_best(self, fingerprint: str | None, step: int) -> bool:
+        """Return whether the best checkpoint of the resumed run is the best up to a step, on the same data."""
+        best = Run(self.resumed.run).checkpoint(Run.BEST)
+        other = {"checkpoint.monitor", "checkpoint.mode"} & self.changed.keys()
+        if best is None or other or fingerprint != self.datamodule.fingerprint.get("val"):
+            return False
+        return is_whole(best) and read_index(best)["global_step"] <= step
 
     def before_test(self) -> None:
         """Create the folder of the test or validation."""
@@ -485,7 +524,8 @@ class TfmCLI(LightningCLI):
             check_empty(self.run)
         parts = (self.model, self.model.network, self.datamodule)
         tags = [type(part).__name__ for part in parts]
-        describe_run(self.trainer.loggers, tags, head_commit(Path.cwd()), self.settings())
+        lineage = {"fork": self.fork.lineage} if self.fork else {}
+        describe_run(self.trainer.loggers, tags, head_commit(Path.cwd()), self.settings() | lineage)
         return True
 
     def after_validate(self) -> None:
@@ -532,6 +572,47 @@ class SettingsCLI(TfmCLI):
         """Run nothing."""
 
 
+class ReplayCLI(TfmCLI):
+    """TfmCLI that repeats the steps of a run up to that of a fork in another folder, and tests nothing."""
+
+    EXTENDING = "repeating steps from {}"
+
+    def _find_checkpoint(self) -> None:
+        assert self.fork is not None
+        self.last_step, kept = self.fork.step, self.fork.kept
+        self.fork = None  # all settings are those of the run
+        if kept is not None:
+            self._extend(kept)
+
+    def _configure_callbacks(self) -> None:
+        if self.trainer.world_size > 1:
+            raise UserError(
+                f"--fork must name a step of a kept checkpoint, since steps are repeated in one process, but the run "
+                f"has {self.trainer.world_size}; see --checkpoint.keep_every"
+            )
+        super()._configure_callbacks()
+        for callback in self.trainer.checkpoint_callbacks:
+            if isinstance(callback, Checkpoints):
+                callback.last_step = self.last_step
+
+    def after_fit(self) -> None:
+        """Test nothing."""
+
+
+def replay(fork: Fork, folder: Path, checkpoints: VerifiedCheckpointIO) -> Fork:
+    """Repeat the steps of a run up to that of a fork in a folder, and return the fork with their checkpoint."""
+    settings = write_settings(fork.run, folder, logs_to=folder)
+    rank_zero_print(f"no checkpoint of step {fork.step} is kept: repeating the steps before it")
+    try:
+        ReplayCLI("fit", ["fit", "--config", str(settings)], checkpoints, fork)
+    except Interrupted as interrupted:
+        if interrupted.signum:
+            raise Interrupted(interrupted.signum) from None  # the temporary folder cannot be resumed
+    copy = Run(folder / "replay/version_0")
+    compare_replay(copy, fork.run)
+    return fork._replace(checkpoint=copy.checkpoint_folder / Run.LAST)
+
+
 def run(arguments: list[str], cli: type[TfmCLI] = TfmCLI) -> TfmCLI:
     """Run fit, validate or test."""
     keep_freed_memory()
@@ -547,9 +628,20 @@ def run(arguments: list[str], cli: type[TfmCLI] = TfmCLI) -> TfmCLI:
     logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script").setLevel(logging.INFO)
     for pattern in SILENCED:
         warnings.filterwarnings("ignore", pattern)
-    checkpoints = VerifiedCheckpointIO()
-    with TemporaryDirectory() as folder:
-        return cli(arguments[0], with_options(with_underscores(arguments), Path(folder), checkpoints.peek), checkpoints)
+    checkpoints, fork = VerifiedCheckpointIO(), None
+    with TemporaryDirectory() as path:
+        folder = Path(path)
+        (command, *options), name = take_fork(with_underscores(arguments))
+        if name is not None:
+            fork = find_fork(name, checkpoints.peek)
+            if not options or options[0].startswith("-"):
+                options = [str(write_settings(fork.run, folder)), *options]
+        options = with_options([command, *options], folder, checkpoints.peek)
+        if fork is not None and fork.is_replayed and cli is TfmCLI:
+            checked = SettingsCLI(command, options, checkpoints, fork)
+            if checked.fork is not None and not checked.options.dry_run:
+                fork = replay(fork, folder, checkpoints)
+        return cli(command, options, checkpoints, fork)
 
 
 def data_of_checkpoint(checkpoint: str, settings: Sequence[str]) -> TaskDataModule:

@@ -32,7 +32,8 @@ class Resumption(NamedTuple):
     Attributes:
         checkpoint: the path of the checkpoint.
         modified: the time at which the file was modified, in nanoseconds, taken before it was read.
-        extends: whether the run has finished, and is continued in a new folder to keep its results unchanged.
+        extends: whether the run is continued in a new folder to keep its results unchanged: it has finished, or is
+            forked.
     """
 
     checkpoint: Path
@@ -168,8 +169,8 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
         )
     with suppress(DamagedError):  # which `Provenance` keeps
         _ = run.starts
-    if resumed is not None and resumed.extends:
-        Run(resumed.run).copy_history(run)
+    if resumed is not None and resumed.extends and step is not None:
+        Run(resumed.run).copy_history(run, step)
     if step is not None:
         cast(MetricsWriter, logger.experiment).keep(step)  # a resumed run repeats the later steps
     return lock
@@ -237,7 +238,7 @@ def check_changes(run: Path, changed: dict[str, tuple[Any, Any]], keeps_max_step
             )
         if not is_below(name, RECORDED):
             raise UserError(
-                f"{name} must match the run {str(run)!r} ({_display(old)}) to resume it, but is {_display(new)}; "
+                f"{name} must match the run {str(run)!r} ({display(old)}) to resume it, but is {display(new)}; "
                 "restore it, or start a new run without --ckpt_path"
             )
 
@@ -252,5 +253,6 @@ def check_data(run: Path, saved: dict[str, str], fingerprint: dict[str, str], sk
             )
 
 
-def _display(value: Any) -> str:
+def display(value: Any) -> str:
+    """Return the value of a setting for a message."""
     return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -126,6 +126,21 @@ class Summary:
         return next(((name, self.metrics[name]) for name in names if name in self.metrics), None)
 
 
+class Lineage(TypedDict):
+    """Point of another run at which a fork begins.
+
+    Attributes:
+        run: the folder of the run, relative to the working directory.
+        step: the step after which the settings change.
+        checkpoint: the SHA-256 of its last checkpoint up to this step, after which the steps were replayed; null if all
+            steps were.
+    """
+
+    run: str
+    step: int
+    checkpoint: str | None
+
+
 class Format(TypedDict):
     """Part of a `Start` that all versions of the format have."""
 
@@ -142,6 +157,7 @@ class Start(Format):
         command: the command line.
         checkpoint: the tested or validated checkpoint, or that of another run from which training starts; null if none.
         changed_settings: the settings that differ from the checkpoint from which training starts, as [old, new].
+        fork: where a fork begins; missing in other starts.
         git: the repository of the working directory.
         framework: the repository of this package.
         versions: the versions of Python and the packages.
@@ -159,6 +175,7 @@ class Start(Format):
     command: str
     checkpoint: str | None
     changed_settings: Mapping[str, Sequence[Any]]
+    fork: NotRequired[Lineage]
     git: Git
     framework: Git
     versions: dict[str, str]
@@ -258,10 +275,22 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """Return the settings that change the weights, by dotted name, except for the seed.
 
+        Those of a fork include `fork`, the step at which it begins and the settings before.
+
         Raises:
-            UserError: if the file does not exist or is damaged.
+            UserError: if a file does not exist or is damaged.
         """
-        return without_seed(settings_of_weights(self.config))
+        forks = [
+            ", ".join(
+                [
+                    f"step {start['fork']['step']}",
+                    *(f"{name} {old}" for name, (old, _) in without_seed({**start["changed_settings"]}).items()),
+                ]
+            )
+            for start in self.starts
+            if "fork" in start
+        ]
+        return without_seed(settings_of_weights(self.config)) | ({"fork": "; ".join(forks)} if forks else {})
 
     @property
     def is_empty(self) -> bool:
@@ -577,12 +606,16 @@ class Run:
         copy_file(self.folder / name, copy := self.folder / f"{name}.damaged")
         return copy
 
-    def copy_history(self, extension: Run) -> None:
-        """Copy what the training has recorded to the folder of an extension, which is another run in W&B."""
-        if self.starts:
-            extension.write_starts([{**start, "wandb": None} for start in self.starts])
-        paths = self.folder / self.METRICS, self.attention_folder / self.HISTORY
-        for path in (*paths, *self.folder.glob(self.DIFF.format("*"))):
+    def copy_history(self, extension: Run, step: int) -> None:
+        """Copy what the training has recorded to the folder of an extension or a fork, which is another run in W&B.
+
+        Starts after the step from which it trains on are omitted.
+        """
+        starts: list[Start] = [{**start, "wandb": None} for start in self.starts if start["step"] <= step]
+        if starts:
+            extension.write_starts(starts)
+        paths = [self.folder / self.METRICS, self.attention_folder / self.HISTORY]
+        for path in (*paths, *(self.folder / self.DIFF.format(number) for number in range(len(starts)))):
             if path.is_file():
                 copy_file(path, extension.folder / path.relative_to(self.folder))
 

@@ -63,6 +63,7 @@ class TaskModule(Predictor, EvaluationModule):
         step_arguments: the arguments of the constructor that change the loss of a step.
         step: the training step.
         resumed_step: the step to resume from, set by `check`; None otherwise.
+        is_fork: whether training starts from a checkpoint with other settings, which replace those in its states.
     """
 
     datamodule_class: ClassVar[type[TaskDataModule]]
@@ -84,6 +85,7 @@ class TaskModule(Predictor, EvaluationModule):
         self.step = TrainingStep({})
         self.skipped_steps = 0  # by the gradient scaler of float16
         self.resumed_step: int | None = None
+        self.is_fork = False
         self.is_checked = False  # before the run starts
         self.save_hyperparameters(
             {
@@ -322,16 +324,34 @@ class TaskModule(Predictor, EvaluationModule):
         shapes = {name: weight.shape for name, weight in self.state_dict().items()}
         averages = any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)
         settings = self.step_settings(trainer)
-        check_fits(checkpoint, path, dict(self.hparams_initial), shapes, resuming, averages, settings)
+        check_fits(checkpoint, path, dict(self.hparams_initial), shapes, resuming, averages, settings, self.is_fork)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if has_trainer(self) and self.trainer.state.fn == TrainerFn.FITTING:
             if self.resumed_step is None:
                 self.check_checkpoint(checkpoint, self.trainer.ckpt_path or "", self.trainer, resuming=True)
+            if self.is_fork:
+                self._change_settings(checkpoint)
         else:
             checkpoint.pop("loops", None)  # the progress of the training, which Lightning would restore
         self.skipped_steps = checkpoint.get("skipped_steps", 0)
         self.alignment_head = checkpoint.get("alignment_head")
+
+    def _change_settings(self, checkpoint: dict[str, Any]) -> None:
+        """Replace the settings in the states of a checkpoint; moments and the position in the stream are kept."""
+        optimizer = self.new_optimizer(self.trainer.precision)
+        scheduler = self.lr_schedule.scheduler(optimizer, self.trainer.max_steps)
+        (states,), (schedule,) = checkpoint["optimizer_states"], checkpoint["lr_schedulers"]
+        scale = scheduler.lr_lambdas[0](schedule["last_epoch"])
+        for saved, group in zip(states["param_groups"], optimizer.param_groups, strict=True):
+            saved |= {name: value for name, value in group.items() if name != "params"}
+            saved["lr"] = group["initial_lr"] * scale  # closed form, as in LambdaLR
+        schedule["base_lrs"] = scheduler.base_lrs
+        schedule["_last_lr"] = [saved["lr"] for saved in states["param_groups"]]
+        loop = checkpoint["loops"]["fit_loop"]["state_dict"]
+        loop["combined_loader"] = [{"position": state["position"]} for state in loop["combined_loader"]]
+        if checkpoint["step_settings"]["trainer.precision"] != self.trainer.precision:
+            checkpoint.pop("MixedPrecision", None)  # the state of the gradient scaler of 16-mixed
 
     def teardown(self, stage: str) -> None:
         self.resumed_step = None

@@ -52,7 +52,7 @@ def shared_settings(trainer: Trainer, hyper_parameters: Mapping[str, Any]) -> di
     settings: dict[str, Any] = {f"version of {name}": version(name) for name in PACKAGES}
     settings |= {f"trainer.{name}": getattr(trainer, name) for name in TRAINER}
     settings["trainer.callbacks"] = [callback.state_key for callback in trainer.early_stopping_callbacks]
-    for name in ("every_n_train_steps", "keep_last"):
+    for name in ("every_n_train_steps", "keep_last", "keep_every"):
         settings[f"checkpoint.{name}"] = getattr(trainer.checkpoint_callback, name, None)
     data = trainer.datamodule
     if data is not None:
