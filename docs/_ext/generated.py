@@ -280,7 +280,7 @@ def run_records() -> str:
     """Return the tables of the keys of a run's JSON files, with their types, and an example of each."""
     parts = []
     histories = AttentionHistory, ExampleHistory, LayerHistory
-    for kind in (record.Summary, record.Start, Git, Hardware, record.Prediction, *histories):
+    for kind in (record.Summary, record.Start, record.Lineage, Git, Hardware, record.Prediction, *histories):
         head, _, attributes = (inspect.getdoc(kind) or "").partition("Attributes:\n")
         meanings = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", attributes, re.MULTILINE)
         rows = [

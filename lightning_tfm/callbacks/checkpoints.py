@@ -137,8 +137,8 @@ class Checkpoints(Checkpoint):
             number = trainer.max_steps // self.keep_every - trainer.global_step // self.keep_every
             size = 3 * sum(weight.numel() * weight.element_size() for weight in pl_module.parameters()) / 1e6
             rank_zero_print(
-                f"checkpoint.keep_every {self.keep_every} keeps {number:,} checkpoints of about {size:,.1f} MB, the "
-                f"weights and two moments, in all {number * size / 1e3:,.2f} GB"
+                f"checkpoint.keep_every {self.keep_every} needs about {number * size:,.1f} MB of disk space: "
+                f"{number:,} x {size:,.1f} MB, for the weights and two moments"
             )
         self.exchange = SignalExchange()
         # Lightning broadcasts a SIGTERM in each batch; here, all signals are exchanged, see `SignalExchange`.
@@ -190,11 +190,14 @@ class Checkpoints(Checkpoint):
         if self.keep_last and self.dirpath:
             self._save(trainer, str(self.dirpath / Run.STEP.format(trainer.global_step)))
             names = [CHECKPOINT_NAME.fullmatch(path.name) for path in self.dirpath.glob("*")]
-            steps = sorted(int(name[1]) for name in names if name and name[1])
+            steps = sorted(int(name[1]) for name in names if name and name[1] and not self._keeps(int(name[1])))
             for step in steps[: -self.keep_last]:
-                if not (self.keep_every and step % self.keep_every == 0):
-                    trainer.strategy.remove_checkpoint(self.dirpath / Run.STEP.format(step))
+                trainer.strategy.remove_checkpoint(self.dirpath / Run.STEP.format(step))
         self._save_if_due(trainer, self._signal_of_any(trainer, waits=True))
+
+    def _keeps(self, step: int) -> bool:
+        """Return whether the checkpoint of a step is kept, as one of an interval."""
+        return self.keep_every > 0 and step % self.keep_every == 0
 
     def _not_finite(self, trainer: Trainer) -> str:
         """Return a message if the validation loss or the monitored metric is not finite, otherwise ""."""
@@ -207,7 +210,7 @@ class Checkpoints(Checkpoint):
         self.stopped = trainer.should_stop and not time_is_up(trainer)
         step = trainer.global_step
         self.ending = 0 if step == self.last_step else signum
-        if self.keep_every and step % self.keep_every == 0 and self.dirpath:
+        if self._keeps(step) and self.dirpath:
             self._save(trainer, str(self.dirpath / Run.STEP.format(step)))
         due = step % self.every_n_train_steps == 0 or step == trainer.max_steps
         if (due or trainer.should_stop or self.ending is not None) and self.dirpath:

@@ -593,7 +593,7 @@ class ReplayCLI(TfmCLI):
         super()._configure_callbacks()
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, Checkpoints):
-                callback.last_step = self.last_step
+                callback.last_step, callback.keep_every = self.last_step, 0
 
     def after_fit(self) -> None:
         """Test nothing."""

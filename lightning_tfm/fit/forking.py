@@ -110,14 +110,13 @@ def write_settings(run: Run, folder: Path, logs_to: Path | None = None) -> Path:
 
 def compare_replay(replay: Run, run: Run) -> None:
     """Print the first step of a replay whose training loss differs from that in the log of the run."""
-    losses = [
-        {row["step"]: row["train/loss"] for row in each.metrics() if "train/loss" in row} for each in (run, replay)
-    ]
-    for step, loss in losses[1].items():
-        if losses[0].get(step, loss) != loss:
+    losses = {row["step"]: row["train/loss"] for row in run.metrics() if "train/loss" in row}
+    for row in replay.metrics():
+        step, loss = row["step"], row.get("train/loss")
+        if loss is not None and losses.get(step, loss) != loss:
             rank_zero_print(
-                f"the replay differs from {relative(run.folder)} from step {step + 1:.0f} on (train/loss {loss}, was "
-                f"{losses[0][step]}): the processor, the versions or the number of threads are others"
+                f"the repeated steps differ from {relative(run.folder)} from step {step + 1:.0f} on (train/loss "
+                f"{loss}, was {losses[step]}): the processor, the versions or the number of threads are others"
             )
             return
 

@@ -28,6 +28,7 @@ SETTINGS = """\
 """
 
 TRAINING = """\
+  --fork RUN@STEP            begin as a run was at a step, with other settings
   --model CLASS              {model}
   --model.network CLASS      {network}
   --trainer.max_steps N      training steps; .val_check_interval N

@@ -84,7 +84,10 @@ def add_options(parser: LightningArgumentParser, command: str) -> None:
     help = skipping if command == "fit" else SUPPRESS
     parser.add_argument("--skip-test", "--skip_test", action="store_true", help=help)
     if command == "fit":
-        parser.epilog = "--seeds 1..5 trains once per seed; with --jobs N, N runs at a time."
+        parser.epilog = (
+            "--seeds 1..5 trains once per seed; with --jobs N, N runs at a time. --fork RUN@STEP begins as a run was "
+            "at a step, by default with its settings."
+        )
 
 
 def correct_help(parser: LightningArgumentParser, command: str) -> None:

@@ -69,7 +69,8 @@ def extended(history: AttentionHistory | None, step: int, examples: Sequence[Exa
         examples: the examples, with the weights of this validation.
     """
     earlier = [(old, n) for n, old in enumerate(history["steps"]) if old < step] if history else []
-    if history is None or not earlier:
+    titles = [[each["title"] for each in some] for some in (history["examples"] if history else (), examples)]
+    if history is None or not earlier or titles[0] != titles[1]:  # a fork may have other data
         return {"steps": [step], "examples": list(examples)}
     length = 1
     while step > VALIDATIONS * length:

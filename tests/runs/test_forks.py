@@ -1,5 +1,6 @@
 """Forks: runs that begin as another run was at a step, with other settings."""
 
+import re
 import shutil
 
 import pytest
@@ -8,12 +9,13 @@ import yaml
 
 from lightning_tfm.checkpoint import read
 from lightning_tfm.comparison.groups import group_runs
+from lightning_tfm.fit.forking import compare_replay
 from lightning_tfm.optimizers import LRSchedule
 from lightning_tfm.reporting.collect import collect_run
 from lightning_tfm.runs.record import Run
 from support.equality import assert_same_files, contents
-from support.experiments import NETWORKS, fit, made_once
-from support.processes import run
+from support.experiments import NETWORKS, fit, made_once, new_folders
+from support.processes import run, start_two
 
 pytestmark = pytest.mark.run
 
@@ -53,7 +55,7 @@ def test_a_fork_without_a_change_equals_its_parent(parent, step):
     folder, printed = fork(parent, step)
     assert f"fork of {parent.relative_to(parent.parents[2])} at step {step}: no setting has changed" in printed
     assert ("repeating the steps" in printed) == (step != STEP)
-    assert "replay differs" not in printed
+    assert "the repeated steps differ" not in printed
     assert_same_files(folder, parent)
 
 
@@ -93,9 +95,8 @@ def test_settings_of_the_training_can_change(parent, changed):
     folder, printed = fork(parent, STEP, **{name: value for name, (_, value) in changed.items()})
     for name, (old, value) in changed.items():
         assert f"{name} {old} -> {value}" in printed
-    log, before = (
-        [row["train/loss"] for row in each.metrics() if "train/loss" in row] for each in map(Run, (folder, parent))
-    )
+    rows = [Run(each).metrics() for each in (folder, parent)]
+    log, before = ([row["train/loss"] for row in each if "train/loss" in row] for each in rows)
     assert log[:STEP] == before[:STEP]
     assert log[STEP:] != before[STEP : len(log)]
     assert len(log) == changed.get("trainer.max_steps", (60, 60))[1]
@@ -161,7 +162,7 @@ def test_forks_of_several_seeds_are_a_group_of_their_own(parent):
 def test_a_killed_fork_is_resumed(parent):
     whole, _ = fork(parent, 33, **{LR: 0.001})
     arguments = ("fit", "--fork=copy_gpt/version_0@33", f"--{LR}=0.001")
-    run(*arguments, cwd=parent.parents[2], fault=("in a training step", 48)).die()
+    run(*arguments, cwd=parent.parents[2], fault=("in a training step", 20)).die()  # of 8 and 27
     killed = whole.with_name("version_2")
     run(*arguments, "--ckpt_path=runs/copy_gpt/version_2", cwd=parent.parents[2]).finish()
     assert_same_files(killed, whole)
@@ -178,6 +179,36 @@ def test_a_fork_is_forked(parent):
     assert second.settings["fork"] == f"step {STEP}, {LR} 0.003; step 50, {LR} 0.001"
     run("fit", f"--fork={name}@50", cwd=cwd).finish()
     assert_same_files(first.with_name("version_3"), first)
+
+
+def test_two_processes_fork_a_run_at_a_kept_checkpoint(tmp_path):
+    start_two(*fit("gpt", **{"checkpoint.keep_every": STEP}), cwd=tmp_path).finish()
+    before = contents(tmp_path / "runs")
+    start_two("fit", "--fork=copy_gpt/version_0@33", cwd=tmp_path).refuse("must name a step of a kept checkpoint")
+    assert contents(tmp_path / "runs") == before
+    start_two("fit", f"--fork=copy_gpt/version_0@{STEP}", cwd=tmp_path).finish()
+    assert_same_files(*(tmp_path / f"runs/copy_gpt/version_{version}" for version in (1, 0)))
+
+
+def test_kept_checkpoints_are_those_of_an_interval_and_of_the_last_validations(tmp_path):
+    settings = {"checkpoint.keep_every": 10, "checkpoint.keep_last": 2, "trainer.max_steps": 40}
+    child = run(*fit("gpt", **settings), cwd=tmp_path).finish()
+    folder = tmp_path / "runs/copy_gpt/version_0/checkpoints"
+    assert {path.name for path in folder.glob("step_*")} == {f"step_{step}.ckpt" for step in (10, 20, 24, 30, 36, 40)}
+    (needed,) = re.findall(r"needs about ([\d.]+) MB of disk space: 4 x", child.err.read_text())
+    size = 4 * (folder / "step_40.ckpt").stat().st_size / 1e6
+    assert 0.3 * size < float(needed) < size  # small networks have more metadata than weights
+
+
+def test_repeated_steps_with_other_losses_are_reported(tmp_path, capsys):
+    parent, replay = (Run(folder) for folder in new_folders(tmp_path, "parent", "replay"))
+    rows = [{"step": step, "train/loss": 1 / (step + 3)} for step in range(9)]
+    parent.write_rows(rows, [*rows[0]])
+    for last in (7, 4):
+        changed = [row | {"train/loss": row["train/loss"] * (1 + (row["step"] >= last) * 1e-15)} for row in rows[:7]]
+        replay.write_rows(changed, [*rows[0]])
+        compare_replay(replay, parent)
+        assert ("differ from" in capsys.readouterr().err) == (last == 4)
 
 
 def test_a_named_experiment_gives_the_settings_of_the_fork(parent):
