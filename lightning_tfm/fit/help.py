@@ -28,7 +28,6 @@ SETTINGS = """\
 """
 
 TRAINING = """\
-  --fork RUN@STEP            begin as a run was at a step, with other settings
   --model CLASS              {model}
   --model.network CLASS      {network}
   --trainer.max_steps N      training steps; .val_check_interval N
@@ -49,7 +48,7 @@ def help_text(command: str) -> str:
     is_fit = command == "fit"
     settings = (SETTINGS + (TRAINING if is_fit else "") + FURTHER).format(
         seed="seed; for several: --seeds 1..6, --jobs N at a time" if is_fit else "seed of the data",
-        ckpt_path="resume: last, a run, or a file" if is_fit else "with --config: the checkpoint, or last",
+        ckpt_path="resume: last, a run, or a file; --fork RUN@STEP" if is_fit else "with --config: the checkpoint, or last",
         data=_column(f"{', '.join(_classes('data'))}; .batch_size N"),
         model=_column(f"{', '.join(_classes('model'))}; .optimizer.lr X"),
         network=_column(", ".join(_classes("model.network"))),
