@@ -125,8 +125,8 @@ def _settings(hyper_parameters: dict[str, Any], resuming: bool, forking: bool) -
     """Return the settings in which a checkpoint and a model must agree, by name."""
     optimizer, arguments = hyper_parameters["optimizer"], _arguments(hyper_parameters)
     # Unless positions are learned, a network can be evaluated on longer texts than those in training.
-    apart = ("vocab_size",) if resuming else ("vocab_size", "max_length")
-    apart += ("dropout", "word_dropout") if forking else ()
+    apart = ["vocab_size"] if resuming else ["vocab_size", "max_length"]
+    apart += ["dropout", "word_dropout"] if forking else []
     settings = {
         "model.network.class_path": hyper_parameters["network"]["class_path"],
         "model.class_path": hyper_parameters.get("class_path"),

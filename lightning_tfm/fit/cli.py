@@ -476,14 +476,13 @@ class TfmCLI(LightningCLI):
             self.model.load_pretrained()
         checkpoint = {} if self.ckpt_path is None else self.checkpoints.peek(self.ckpt_path)
         step = checkpoint.get("global_step")
-        fingerprint = checkpoint.get("data_fingerprint", {})
         if self.fork is not None:
             changes = [f"{name} {display(old)} -> {display(new)}" for name, (old, new) in self.changed.items()]
             origin = f"{relative(self.fork.run.folder)} at step {self.fork.step}"
             rank_zero_print(f"fork of {origin}: {', '.join(changes) or 'no setting has changed'}")
         elif self.resumed is not None:
-            check_data(self.resumed.run, fingerprint, data.fingerprint, data.skips_test)
-        if self.resumed is not None and self.resumed.extends and self._has_best(fingerprint.get("val"), step):
+            check_data(self.resumed.run, checkpoint.get("data_fingerprint", {}), data.fingerprint, data.skips_test)
+        if self.resumed is not None and self.resumed.extends and self._has_best(checkpoint):
             for callback in self.trainer.checkpoint_callbacks:
                 if isinstance(callback, Checkpoints):
                     callback.extended = self.resumed.run
@@ -494,13 +493,14 @@ class TfmCLI(LightningCLI):
             if self.resumed is not None and step is not None:
                 resume_loggers(self.trainer.loggers, step)
 
-    def _has_best(self, fingerprint: str | None, step: int) -> bool:
-        """Return whether the best checkpoint of the resumed run is the best up to a step, on the same data."""
-        best = Run(self.resumed.run).checkpoint(Run.BEST)
-        other = {"checkpoint.monitor", "checkpoint.mode"} & self.changed.keys()
-        if best is None or other or fingerprint != self.datamodule.fingerprint.get("val"):
+    def _has_best(self, checkpoint: dict[str, Any]) -> bool:
+        """Return whether the best checkpoint of a run is the best up to another checkpoint of it, on the same data."""
+        best = Run.of(Path(cast(str, self.ckpt_path))).checkpoint(Run.BEST)
+        is_other = {"checkpoint.monitor", "checkpoint.mode"} & self.changed.keys()
+        before, now = checkpoint.get("data_fingerprint", {}), self.datamodule.fingerprint
+        if best is None or is_other or before.get("val") != now.get("val"):
             return False
-        return is_whole(best) and read_index(best)["global_step"] <= step
+        return is_whole(best) and read_index(best)["global_step"] <= checkpoint["global_step"]
 
     def before_test(self) -> None:
         """Create the folder of the test or validation."""
@@ -631,9 +631,9 @@ def run(arguments: list[str], cli: type[TfmCLI] = TfmCLI) -> TfmCLI:
     checkpoints, fork = VerifiedCheckpointIO(), None
     with TemporaryDirectory() as path:
         folder = Path(path)
-        (command, *options), name = take_fork(with_underscores(arguments))
-        if name is not None:
-            fork = find_fork(name, checkpoints.peek)
+        (command, *options), point = take_fork(with_underscores(arguments))
+        if point is not None:
+            fork = find_fork(point, checkpoints.peek)
             if not options or options[0].startswith("-"):
                 options = [str(write_settings(fork.run, folder)), *options]
         options = with_options([command, *options], folder, checkpoints.peek)

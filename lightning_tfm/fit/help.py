@@ -48,7 +48,9 @@ def help_text(command: str) -> str:
     is_fit = command == "fit"
     settings = (SETTINGS + (TRAINING if is_fit else "") + FURTHER).format(
         seed="seed; for several: --seeds 1..6, --jobs N at a time" if is_fit else "seed of the data",
-        ckpt_path="resume: last, a run, or a file; --fork RUN@STEP" if is_fit else "with --config: the checkpoint, or last",
+        ckpt_path="resume: last, a run, a file; or --fork RUN@STEP"
+        if is_fit
+        else "with --config: a checkpoint, or last",
         data=_column(f"{', '.join(_classes('data'))}; .batch_size N"),
         model=_column(f"{', '.join(_classes('model'))}; .optimizer.lr X"),
         network=_column(", ".join(_classes("model.network"))),
