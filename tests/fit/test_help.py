@@ -43,7 +43,16 @@ def test_help_fits_a_screen_and_names_what_exists(name, command):
     assert ("--trainer.max_steps" in printed) is (name == "fit"), "an evaluation does not train"
     options = set(re.findall(r"--([a-z_.-]+)", printed)) - {"help-all"}
     settings = flatten(yaml.safe_load(command("fit", "--config", COPY, "--print_config").out))
-    for option in options - {"config", "dry-run", "print_config", "data.help", "model.network.help", "seeds", "jobs"}:
+    for option in options - {
+        "config",
+        "dry-run",
+        "print_config",
+        "data.help",
+        "model.network.help",
+        "seeds",
+        "jobs",
+        "fork",
+    }:
         name = option.replace("model.", "model.init_args.")
         assert any(other == name or other.startswith(f"{name}.") for other in settings), option
 
