@@ -11,11 +11,14 @@ from torch.nn import functional as F
 from lightning_tfm.layers.cpu import Linear
 
 
-class LoRALinear(Linear):
+class LoRALinear(nn.Linear):
     """Linear layer (W + B A) x + b with frozen W and b and a trained update B A (Hu et al. 2022, equation 3).
 
     The rank is the number of rows of A. B is 0 at first, so the outputs are those of the given layer, whose W and b it
     shares. The scale of the update, alpha / rank in the paper, is 1.
+
+    Note:
+        This is no `Linear`, since `quantize` would replace it by a layer without the update.
     """
 
     UNDIVIDED = "lora_rank, whose matrices are not divided"  # by tensor parallelism

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.layers import Linear, LoRALinear
+from lightning_tfm.layers import Linear, LoRALinear, quantize
 from lightning_tfm.networks import GPT
 from lightning_tfm.networks.huggingface import to_huggingface
 from support.networks import LLAMA, QWEN3, randomize
@@ -73,6 +73,18 @@ def test_updates_are_added_to_the_weights(settings):
     again = GPT(**network.hyper_parameters).double()
     assert {type(layer) for layer in again.modules()} == {type(layer) for layer in network.modules()}
     again.load_state_dict(network.state_dict())
+
+
+@torch.no_grad()
+def test_quantization_keeps_the_updates():
+    network = GPT(11, 16, 4, 2, max_length=9, lora_rank=3).eval()
+    for name, weight in network.named_parameters():
+        if ".lora_" in name:
+            nn.init.normal_(weight)
+    tokens = torch.randint(0, 11, (2, 9))
+    expected = network(tokens[:, :0], tokens)
+    quantize(network)
+    assert (network(tokens[:, :0], tokens) - expected).norm() <= 0.05 * expected.norm()
 
 
 def test_gradients_are_those_of_the_matrices():
