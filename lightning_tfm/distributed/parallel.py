@@ -144,8 +144,10 @@ def _fused(network: nn.Module) -> Iterator[tuple[nn.Module, str, tuple[int, ...]
     for module in network.modules():
         if isinstance(module, SelfAttention | CrossAttention | FeedForward):
             name, parts = module.fused
-            for parameter, _ in getattr(module, name).named_parameters() if len(parts) > 1 else ():
-                yield getattr(module, name), parameter, parts
+            projection = getattr(module, name)
+            for parameter in ("weight", "bias") if len(parts) > 1 else ():  # not those of LoRA, which is not divided
+                if getattr(projection, parameter) is not None:
+                    yield projection, parameter, parts
 
 
 class Layout:

@@ -12,7 +12,7 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.runs.record import Run
 from support import networks
 from support.equality import equal
-from support.experiments import AVERAGED, MUON, TASKS, fit, folder, new_folders, write_task
+from support.experiments import AVERAGED, MUON, TASKS, fit, folder, new_folders, write_gpt2, write_task
 from support.processes import EXPERIMENTS, TWO_PROCESSES, ranks, start, start_elastic, start_parallel, start_two
 
 pytestmark = pytest.mark.run
@@ -130,6 +130,19 @@ def test_a_task_trains_as_in_one_process(task, tmp_path):
     for cwd, name in ((one, "one process"), (divided, layout)):
         LAYOUTS[name](*arguments, cwd=cwd).finish()
     assert_close_runs(*(cwd / f"runs/{task}/version_0" for cwd in (divided, one)))
+
+
+def test_lora_trains_as_in_one_process(tmp_path):
+    """Frozen weights are divided, too, and the updates, whose rows are fewer than those of a projection."""
+    settings = {"activation": "gelu_tanh", "text_only": True, "positions": "learned", "lora_rank": 2, "dropout": 0}
+    settings = {f"model.network.{name}": value for name, value in settings.items()}
+    gpt2 = write_gpt2(tmp_path / "gpt2")
+    settings |= {"model.pretrained": gpt2, "data.tokenizer_file": gpt2 / "tokenizer.json", "trainer.max_steps": 20}
+    arguments = [f"--{name}={str(value).lower()}" for name, value in settings.items()]
+    path, (one, divided) = write_task("text_gpt", tmp_path), new_folders(tmp_path, "one", "divided")
+    for cwd, layout in ((one, "one process"), (divided, "FSDP2")):
+        LAYOUTS[layout]("fit", "--config", path, *arguments, cwd=cwd).finish()
+    assert_close_runs(*(cwd / "runs/text_gpt/version_0" for cwd in (divided, one)))
 
 
 def assert_close_runs(actual_run, expected_run):

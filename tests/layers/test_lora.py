@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from lightning_tfm.distributed.parallel import check_tensor_parallel
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import Linear, LoRALinear, quantize
 from lightning_tfm.networks import GPT
@@ -73,6 +74,11 @@ def test_updates_are_added_to_the_weights(settings):
     again = GPT(**network.hyper_parameters).double()
     assert {type(layer) for layer in again.modules()} == {type(layer) for layer in network.modules()}
     again.load_state_dict(network.state_dict())
+
+
+def test_updates_are_not_divided_by_tensor_parallelism():
+    with pytest.raises(UserError, match="tensor_parallel_size must be 1 for lora_rank"):
+        check_tensor_parallel(GPT(11, 16, 4, 2, max_length=9, lora_rank=3), 2)
 
 
 @torch.no_grad()
