@@ -196,11 +196,12 @@ NOT_RUN = (
     "lightning-tfm sweep experiments/",
     "lightning-tfm sweep date_sweep.yaml --storage ",
     "lightning-tfm diff ",
+    "lightning-tfm fit --fork ",
 )
 """Commands that install packages, run the tests themselves, need a W&B account, take minutes or have exit status 1.
 
 `.ci/run` installs the project and runs the tests. test_wandb.py tests the sweeps and the dashboard, and
-test_diff.py tests `diff`.
+test_diff.py tests `diff`, and test_forks.py forks.
 """
 
 
