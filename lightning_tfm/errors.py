@@ -100,7 +100,7 @@ SYNONYMS = {
     "top-p": "nucleus p",
     "top-k": "k",
     # Commands
-    "compare": "diff significance",
+    "compare": "significance",
     "explore": "attention browse interpret serve visualize",
     "export": "convert onnx",
     "fit": "continue learn resume run start train",
