@@ -364,6 +364,7 @@ def build_gpt_with(settings: dict[str, Any]) -> Built:
 
 def gpt_settings(full: bool) -> Iterator[Row]:
     """Measure training steps of GPT with each setting against the default, with 8 windows of 256 tokens in a batch."""
+
     for name, settings in GPT_SETTINGS.items():
         sides = (Side(build_gpt_with, each, threads=1) for each in (settings, {}))
         yield compared(f"GPT with {name} / default", "tokens/s", "", *sides, both_sizes, note="one thread")
