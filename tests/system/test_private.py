@@ -33,7 +33,7 @@ PACKAGE = Path(private.__file__).parents[1]
 
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != Path(private.__file__))
 
-PUBLIC = {"_asdict", "_replace", "_exit", "_abc_impl"}
+PUBLIC = {"_asdict", "_fields", "_replace", "_exit", "_abc_impl"}
 """Names that are documented or set by Python, in spite of the underscore."""
 
 OVERRIDDEN = {
