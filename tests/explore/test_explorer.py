@@ -329,8 +329,9 @@ def test_drawn_weights_are_those_of_the_map(explorer, network):
             expected = explorer.answer("abcd", [5, 5])
             torch.testing.assert_close(chances(answer)[:step], chances(expected)[:step])
             same = [each for each in expected["attention"] if each["layer"] == layer]
-            unchanged = torch.tensor(same[0]["weights"])[:, :query]
-            torch.testing.assert_close(torch.tensor(attention["weights"])[:, :query], unchanged, rtol=0, atol=1e-4)
+            drawn, unchanged = (torch.tensor(each["weights"])[:, :query] for each in (attention, same[0]))
+            keys = min(drawn.size(2), unchanged.size(2))  # the outputs may differ in length after the step
+            torch.testing.assert_close(drawn[..., :keys], unchanged[..., :keys], rtol=0, atol=1e-4)
     heads = max(attention["heads"] for attention in explorer.describe()["attention"])
     for layer in drawable(explorer) if heads > 1 else []:
         answer = explorer.answer("abcd", [5, 5], Changes(drawn=[Drawn(layer, 0, 0, head=1), Drawn(layer, 1, 1, 2)]))
