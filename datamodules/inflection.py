@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import repeat
 from typing import Any
 
 from lightning_tfm.data import PairDataModule, Pairs, TableReader
 from lightning_tfm.data.download import Download, download
 from lightning_tfm.errors import UserError, nearest
-from lightning_tfm.tokenization import UNKNOWN, SymbolTokenizer
+from lightning_tfm.tokenization import train_pair_tokenizer
 
 ADDRESS = (
     "https://raw.githubusercontent.com/sigmorphon/2022InflectionST/e96ceb622317930741913ecf3c31604a00aa44a6/part1/"
@@ -160,10 +159,9 @@ class Inflection(PairDataModule):
                 f"{nearest(unknown[0] if unknown else '', LANGUAGES)}"
             )
         self.languages = tuple(languages or LANGUAGES)
-        tokenizer = partial(SymbolTokenizer, feature_separator=";", decompose=decompose)
-        splitter, pairs = tokenizer(()), self.pairs("train")
-        counts = splitter.count(pairs.sources, are_targets=False) + splitter.count(pairs.targets, are_targets=True)
-        super().__init__(tokenizer([UNKNOWN, *sorted(counts)]), **settings)
+        pairs = self.pairs("train")
+        tokenizer = train_pair_tokenizer(pairs.sources, pairs.targets, feature_separator=";", decompose=decompose)
+        super().__init__(tokenizer, **settings)
 
     def pairs(self, split: str) -> Pairs:
         return Pairs(self._parts(split))

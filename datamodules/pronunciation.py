@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import repeat
 from typing import Any, Literal
 
 from lightning_tfm.data import PairDataModule, Pairs, TableReader
 from lightning_tfm.data.download import Download, download
 from lightning_tfm.errors import UserError, nearest
-from lightning_tfm.tokenization import UNKNOWN, SymbolTokenizer
+from lightning_tfm.tokenization import train_pair_tokenizer
 
 ADDRESS = "https://raw.githubusercontent.com/sigmorphon/2021-task1/821bcdece5a47820872215969f275004b0abe80c/data/"
 
@@ -121,15 +120,15 @@ class Pronunciation(PairDataModule):
                 f"{nearest(unknown[0] if unknown else '', LANGUAGES[level])}"
             )
         self.level, self.languages = level, tuple(languages or LANGUAGES[level])
-        tokenizer = partial(
-            SymbolTokenizer,
+        pairs = self.pairs("train")
+        tokenizer = train_pair_tokenizer(
+            pairs.sources,
+            pairs.targets,
             target_separator=" ",
             feature_separator=";" if len(self.languages) > 1 else None,
             decompose=decompose,
         )
-        splitter, pairs = tokenizer(()), self.pairs("train")
-        counts = splitter.count(pairs.sources, are_targets=False) + splitter.count(pairs.targets, are_targets=True)
-        super().__init__(tokenizer([UNKNOWN, *sorted(counts)]), **settings)
+        super().__init__(tokenizer, **settings)
 
     def pairs(self, split: str) -> Pairs:
         return Pairs(self._parts("dev" if split == "val" else split))

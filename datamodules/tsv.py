@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_tfm.data import PairDataModule, Pairs, TableReader, resolve_path
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.tokenization import UNKNOWN, SymbolTokenizer, build_vocab
+from lightning_tfm.tokenization import SymbolTokenizer, train_pair_tokenizer
 
 PARTITIONS = {(True, True): "both", (True, False): "lemma", (False, True): "features", (False, False): "neither"}
 """Names of the partitions of SIGMORPHON 2022, by whether the lemma and the features of a pair occur in training."""
@@ -87,8 +87,14 @@ class Tsv(PairDataModule):
         columns |= {"target": target} | {name: c for name, c in optional.items() if c is not None}
         table = TableReader(columns, encoding, header)
         tables = {split: table.read(resolve_path(name, {}, split)) for split, name in names.items()}
-        separators = source_separator, target_separator, None if features is None else feature_separator
-        splitter = SymbolTokenizer((), *separators, len(sources), decompose)
+        symbols: dict[str, Any] = {
+            "separator": source_separator,
+            "target_separator": target_separator,
+            "feature_separator": None if features is None else feature_separator,
+            "num_sources": len(sources),
+            "decompose": decompose,
+        }
+        splitter = SymbolTokenizer((), **symbols)
         self.splits = {
             split: Pairs(_sides(splitter, dict(zip(columns, texts, strict=True))) for texts in parts)
             for split, parts in tables.items()
@@ -99,8 +105,7 @@ class Tsv(PairDataModule):
             self.splits |= {split: _partitioned(self.splits[split], *seen) for split in names if split != "train"}
         if features is not None:
             _report_other_separator(pairs.sources, feature_separator)
-        counts = splitter.count(pairs.sources, are_targets=False) + splitter.count(pairs.targets, are_targets=True)
-        tokenizer = SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)], *separators, len(sources), decompose)
+        tokenizer = train_pair_tokenizer(pairs.sources, pairs.targets, vocab_size, **symbols)
         if max_target_length is None:
             targets = chain.from_iterable(pairs.targets for pairs in self.splits.values())
             max_target_length = 1 + max(len(splitter.split_target(target)) for target in targets)

@@ -16,7 +16,13 @@ from lightning_tfm.tokenization.tokenizer import (
     normalize_text,
     pad_sequences,
 )
-from lightning_tfm.tokenization.training import build_vocab, tokenizer_from_dict, train_tokenizer, train_word_tokenizer
+from lightning_tfm.tokenization.training import (
+    build_vocab,
+    tokenizer_from_dict,
+    train_pair_tokenizer,
+    train_tokenizer,
+    train_word_tokenizer,
+)
 from lightning_tfm.tokenization.words import WordTokenizer
 
 __all__ = [
@@ -39,6 +45,7 @@ __all__ = [
     "pad_sequences",
     "read_tokenizer",
     "tokenizer_from_dict",
+    "train_pair_tokenizer",
     "train_tokenizer",
     "train_word_tokenizer",
 ]

@@ -27,6 +27,23 @@ def train_tokenizer(texts: Iterable[str], tokens: str, vocab_size: int) -> Token
     return SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)], separator)
 
 
+def train_pair_tokenizer(
+    sources: Iterable[str], targets: Iterable[str], vocab_size: int | None = None, **settings: Any
+) -> SymbolTokenizer:
+    """Train a tokenizer on the symbols of sources and targets, with UNKNOWN for all others.
+
+    Args:
+        sources: the sources.
+        targets: the targets.
+        vocab_size: maximum number of ids, see `build_vocab`; None for all symbols, in alphabetical order.
+        settings: further arguments of SymbolTokenizer.
+    """
+    splitter = SymbolTokenizer((), **settings)
+    counts = splitter.count(sources, are_targets=False) + splitter.count(targets, are_targets=True)
+    symbols = sorted(counts) if vocab_size is None else build_vocab(counts, vocab_size)
+    return SymbolTokenizer([UNKNOWN, *symbols], **settings)
+
+
 def train_word_tokenizer(texts: Iterable[str], vocab_size: int, num_ngrams: int = 0) -> WordTokenizer:
     """Train a tokenizer of the most frequent lower-case words, with num_ngrams additional ids for n-grams.
 
