@@ -17,7 +17,7 @@ from lightning_tfm.runs.record import TELEMETRY, Run
 
 
 class Difference(TypedDict):
-    """What is not the same in two runs.
+    """Difference between two runs.
 
     Attributes:
         name: its name.

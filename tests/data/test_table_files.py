@@ -161,7 +161,7 @@ def test_tables_of_inflections_have_features_in_any_column_with_any_separator(li
         (["V", "N"], ";", None),
     ],
 )
-def test_report_other_feature_separator(features, separator, told, tmp_path, capsys):
+def test_a_message_names_another_feature_separator(features, separator, told, tmp_path, capsys):
     table = write_lines(tmp_path / "t.tsv", [f"a\tb\t{text}" for text in features])
     Tsv(table, table, features=3, feature_separator=separator)
     message = f"such as {features[0]!r}, which is one symbol; set feature_separator to {told!r}\n"

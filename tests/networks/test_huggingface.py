@@ -165,7 +165,7 @@ def test_bfloat16_is_read_as_float32(model, tmp_path, capsys):
 
 
 def test_files_of_earlier_versions_are_read(tmp_path):
-    """Those of GPT-2 have no prefix and contain masks; rotary positions had a setting of their own."""
+    """Read GPT-2 weights without a prefix and with mask buffers, and a Llama with `rope_theta`."""
     model = new_model("GPT2", {})
     weights = {name.removeprefix("transformer."): weight for name, weight in model.state_dict().items()}
     del weights["lm_head.weight"]
