@@ -53,7 +53,8 @@ test: $(INSTALLED)-test
 test-all: $(INSTALLED)-test onnxruntime-web
 	$(BIN)/python -m pytest -m "not soak" --durations=20
 
-# Run what test-all leaves out: kills of more networks and optimizers and 50 of a sweep, and tutorials that train for minutes.
+# Run what test-all leaves out: the same tests with more networks and settings, all pages of the documentation, and tutorials
+# that train for minutes.
 test-soak: $(INSTALLED)-test
 	$(BIN)/python -m pytest -m soak
 

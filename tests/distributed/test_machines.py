@@ -186,6 +186,7 @@ def test_a_busy_process_is_not_lost(tmp_path):
     assert "lost" not in child.finish().err.read_text()
 
 
+@pytest.mark.soak
 def test_processes_that_were_all_stopped_go_on(tmp_path):
     """As by Ctrl-Z and `fg`: none takes the others for lost, however long they were stopped."""
     child = start_two(*fit("gpt", **{"heartbeat.timeout": 5, "trainer.max_steps": 300}), cwd=tmp_path)
@@ -213,7 +214,8 @@ def test_an_error_of_one_process_ends_the_others(tmp_path):
     assert "the disk of this machine must not be full" in (tmp_path / "stderr_1").read_text()
 
 
-@pytest.mark.parametrize("answers", [pytest.param(False, marks=pytest.mark.soak), True])
+@pytest.mark.soak
+@pytest.mark.parametrize("answers", [False, True])
 def test_a_port_in_use_ends_all_processes(answers, tmp_path):
     """Another program has opened the port: it closes each connection, or says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -404,7 +406,7 @@ exit ${status:-0}
 """
 
 
-@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 def test_a_job_of_slurm_is_requeued_and_goes_on(signum, alone, machines, tmp_path):
     """SLURM itself is replaced by its environment variables, `srun` and `scontrol`; the signal is real.
 

@@ -13,6 +13,7 @@ from lightning_tfm.runs.record import Run
 from support import networks
 from support.equality import equal
 from support.experiments import AVERAGED, MUON, TASKS, fit, folder, new_folders, write_gpt2, write_task
+from support.marks import soak_except
 from support.processes import EXPERIMENTS, TWO_PROCESSES, ranks, start, start_elastic, start_parallel, start_two
 
 pytestmark = pytest.mark.run
@@ -70,8 +71,18 @@ VARIANTS = {
 }
 """The network, the layout, and the settings of both runs."""
 
+IN_TEST_ALL = {
+    "Transformer, DDP of four, accumulated",
+    "GPT, elastic determinism",
+    "GPT, FSDP2, Muon",
+    "GPT, tensor parallel, dropout",
+    "GPT, checkpointed activations",
+    "GPT of Llama, both, Muon",
+    "attention LSTM, FSDP2",
+}
 
-@pytest.mark.parametrize("variant", VARIANTS)
+
+@pytest.mark.parametrize("variant", soak_except(IN_TEST_ALL, VARIANTS))
 def test_a_run_of_several_processes_equals_one_process(variant, reference, tmp_path):
     model, layout, settings = VARIANTS[variant]
     one = reference(model, **UNDIVIDED | settings)
@@ -86,7 +97,7 @@ def test_a_run_of_several_processes_equals_one_process(variant, reference, tmp_p
     [
         ("gpt", "FSDP2"),
         ("gpt", "tensor parallel"),
-        ("transformer", "FSDP2 and tensor parallel"),
+        pytest.param("transformer", "FSDP2 and tensor parallel", marks=pytest.mark.soak),
         ("attention_lstm", "FSDP2"),
     ],
 )
@@ -103,7 +114,10 @@ def test_a_run_in_mixed_precision_is_close_to_one_process(model, layout, referen
 
 
 @pytest.mark.parametrize(
-    "layout", ["DDP", "FSDP2", "tensor parallel", "FSDP2 and tensor parallel", "elastic determinism"]
+    "layout",
+    soak_except(
+        ("DDP", "FSDP2"), ("DDP", "FSDP2", "tensor parallel", "FSDP2 and tensor parallel", "elastic determinism")
+    ),
 )
 def test_nan_in_one_process_ends_all_and_earlier_checkpoints_are_kept(layout, tmp_path):
     fault = {"fault": ("in the loss", 21, "nan"), "faulty_rank": 1}
@@ -114,7 +128,7 @@ def test_nan_in_one_process_ends_all_and_earlier_checkpoints_are_kept(layout, tm
     assert all(weight.isfinite().all() for weight in content["state_dict"].values())
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", soak_except(("translation_transformer", "text_gpt", "masked_encoder"), TASKS))
 def test_a_task_trains_as_in_one_process(task, tmp_path):
     path = write_task(task, tmp_path)
     one, divided = new_folders(tmp_path, "one", "divided")
@@ -194,7 +208,7 @@ SHORT = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
 @pytest.mark.parametrize(
     ("starts", "settings"),
     [
-        ([LAYOUTS[name] for name in CIRCUIT], {}),
+        pytest.param([LAYOUTS[name] for name in CIRCUIT], {}, marks=pytest.mark.soak),
         pytest.param([LAYOUTS[name] for name in CIRCUIT], MUON, marks=pytest.mark.soak),
         (SHARDED, AVERAGED | LLAMA),
     ],
@@ -245,7 +259,9 @@ def test_a_kill_while_shards_are_written_keeps_the_checkpoint_before(tmp_path):
     assert sorted(path.name for path in saved.glob("*.shards")) == ["best_step_12.shards", "last_step_12.shards"]
 
 
-@pytest.mark.parametrize("faulty_rank", [None, 1], ids=["all processes", "one process"])
+@pytest.mark.parametrize(
+    "faulty_rank", [pytest.param(None, marks=pytest.mark.soak), 1], ids=["all processes", "one process"]
+)
 def test_a_full_disk_while_shards_are_written_keeps_the_checkpoint_before(faulty_rank, tmp_path):
     settings, begin = SHORT | WIDE, partial(start_sharded, 2, 1, cwd=tmp_path)
     fault = {"fault": ("while shards are written", 2, "the disk is full"), "faulty_rank": faulty_rank}
@@ -260,7 +276,7 @@ def test_a_full_disk_while_shards_are_written_keeps_the_checkpoint_before(faulty
     assert read(saved / "last.ckpt")["global_step"] == 12
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_process_that_is_killed_while_shards_are_written_ends_the_other(killed, tmp_path):
     settings, begin = SHORT, partial(start_sharded, 2, 1, cwd=tmp_path)
     child = begin(*fit("gpt", **settings), fault=("while shards are written", 2), faulty_rank=killed)
@@ -279,7 +295,7 @@ def test_a_process_that_is_killed_while_shards_are_written_ends_the_other(killed
 @pytest.mark.parametrize(
     ("settings", "layouts"),
     [
-        (FOUR_HEADS, LAYOUTS),
+        pytest.param(FOUR_HEADS, LAYOUTS, marks=pytest.mark.soak),
         ({"model.init_args.network.init_args.cross_attention": "monotonic"}, ["FSDP2"]),  # trained with noise
     ],
 )
@@ -318,8 +334,12 @@ SHARDED_BY_TWO = [
 @pytest.mark.parametrize(
     ("first_has", "named"),
     [
-        (TWO_PROCESSES, "must reach each other"),
-        (["--trainer.devices=2", "--config", EXPERIMENTS / "elastic.yaml"], "must reach each other"),
+        pytest.param(TWO_PROCESSES, "must reach each other", marks=pytest.mark.soak),
+        pytest.param(
+            ["--trainer.devices=2", "--config", EXPERIMENTS / "elastic.yaml"],
+            "must reach each other",
+            marks=pytest.mark.soak,
+        ),
         ([*SHARDED_BY_TWO, "--trainer.strategy.init_args.tensor_parallel_size=2"], "trainer.strategy, but rank 0"),
     ],
     ids=["DDP", "elastic determinism", "tensor parallel"],

@@ -225,14 +225,29 @@ def run_line(line, folder):
     run(*words[1:], cwd=folder, forks=True).finish()
 
 
+def in_order():
+    """Return the README and the pages, as the table of contents lists them."""
+    pages = {path.relative_to(DOCS).with_suffix("").as_posix(): path for path in SITE}
+    return [ROOT / "README.md", DOCS / "index.md", *(pages[name] for name in listed_pages() if name in pages)]
+
+
+FIRST = ("README", "index", "getting_started")
+"""Pages that `make test-all` runs; `make test-soak` runs all, which takes minutes."""
+
+
 @pytest.mark.run
-def test_pages_run(folder, monkeypatch, capsys):
-    """Run the Python blocks of a page as one program, between its commands."""
+@pytest.mark.parametrize(
+    "paths",
+    [
+        pytest.param([path for path in in_order() if path.stem in FIRST], id="first"),
+        pytest.param(in_order(), id="all", marks=pytest.mark.soak),
+    ],
+)
+def test_pages_run(paths, folder, monkeypatch, capsys):
+    """Run the Python blocks of a page as one program, between its commands; pages use the runs of those before."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
-    pages = {path.relative_to(DOCS).with_suffix("").as_posix(): path for path in SITE}
-    ordered = [pages[name] for name in listed_pages() if name in pages]
-    for path in [ROOT / "README.md", DOCS / "index.md", *ordered]:
+    for path in paths:
         for shown in write_files(path, folder):
             if shown.suffix == ".yaml":
                 config = yaml.safe_load(shown.read_text())
@@ -349,13 +364,10 @@ def test_prose_of_notebooks(path, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-LONG = ("finding_the_month", "induction_heads", "longer_sequences")
-"""Tutorials that train three seeds for minutes."""
-
-
 @pytest.mark.run
 @pytest.mark.parametrize(
-    "path", [pytest.param(path, id=path.stem, marks=[pytest.mark.soak] * (path.stem in LONG)) for path in NOTEBOOKS]
+    "path",
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.soak] * (path.stem != "your_own_data")) for path in NOTEBOOKS],
 )
 def test_notebooks_run(path, folder, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -90,6 +90,9 @@ CASES = {
 QUICK = ("Transformer", "language model", "masked language model", "classifier")
 """Cases of `make test`: an export takes ten seconds."""
 
+IN_TEST_ALL = (*QUICK, "AttentionLSTM hard_monotonic", "AttentionLSTM sources")
+"""Cases of `make test-all`; the others are in `make test-soak`."""
+
 HALF = ("masked language model", "AttentionLSTM")
 """Cases in half precision."""
 
@@ -128,7 +131,13 @@ def make_explorer(name):
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=[] if name in QUICK else pytest.mark.run) for name in CASES]
+    scope="module",
+    params=[
+        pytest.param(
+            name, marks=[pytest.mark.run] * (name not in QUICK) + [pytest.mark.soak] * (name not in IN_TEST_ALL)
+        )
+        for name in CASES
+    ],
 )
 def written(request, tmp_path_factory):
     """Return an explorer of each network, with random weights, the texts to ask it, and its page."""

@@ -15,6 +15,7 @@ from lightning_tfm.inference import ClassifierPredictor, MaskedLanguageModelPred
 from lightning_tfm.networks import EncoderClassifier, MaskedEncoder, Network, Seq2SeqNetwork
 from lightning_tfm.tokenization import UNKNOWN, SymbolTokenizer
 from support.browser import chromium, origin, requests
+from support.marks import soak_except
 from support.networks import CLASSES, SIZES, randomize, tiny
 
 pytestmark = pytest.mark.browser
@@ -71,7 +72,7 @@ def site(tmp_path):
         thread.join()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", soak_except(("Transformer", "GPT"), FAMILIES))
 def test_interpreter_matches_onnxruntime_web(name, site):
     """Logits, attention weights and outputs for two inputs of each length from 1 to 40, one with heads off."""
     folder, address = site

@@ -32,6 +32,7 @@ from lightning_tfm.tokenization import SymbolTokenizer, train_word_tokenizer
 from support.browser import chromium, firefox, origin, requests
 from support.experiments import folder, trained_run
 from support.explorer_page import SELECT_ALL, Page, assert_answer, assert_changes, cell, number, percent, visible
+from support.marks import soak_except
 from support.networks import randomize
 
 pytestmark = pytest.mark.browser
@@ -1163,7 +1164,7 @@ SCREENS = [(360, "light"), (768, "dark"), (1280, "light"), (1280, "dark")]
 """Widths and color schemes, each combined with some of the other, as axe takes a second."""
 
 
-@pytest.mark.parametrize("site", LAYOUTS)
+@pytest.mark.parametrize("site", soak_except(LAYOUTS.keys() - {"two"}, LAYOUTS))
 def test_layout_and_accessibility(site, open_page):
     state, views = LAYOUTS[site]
     page = open_page(site)

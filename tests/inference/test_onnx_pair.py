@@ -70,14 +70,27 @@ OTHERS = {
 QUICK = ("AttentionLSTM gru monotonic", "GPT coupled", "EncoderClassifier n-grams")
 """Networks that are tested in `make test`: an export takes ten seconds."""
 
-SOAK = {f"GPT {scheme}" for scheme in ("rotary", "sinusoidal", "alibi", "none", "randomized")}
-"""Networks that are tested in `make test-soak`, whose position schemes are also tested with the Transformer."""
+IN_TEST_ALL = {
+    *QUICK,
+    "Transformer",
+    "Transformer monotonic pointer_generator alibi",
+    "GPT",
+    "GPT qwen3",
+    "LinearTransformer",
+    "AttentionLSTM lstm hard_monotonic",
+    "AttentionLSTM additive features_encoder",
+    "AttentionLSTM location_aware pointer_generator",
+    "MaskedEncoder",
+}
+"""Networks that are tested in `make test-all`; the others are tested in `make test-soak`."""
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.run] + [pytest.mark.soak] * (name in SOAK))
+        pytest.param(
+            name, marks=[pytest.mark.run] * (name not in QUICK) + [pytest.mark.soak] * (name not in IN_TEST_ALL)
+        )
         for name in sorted(DECODERS | OTHERS)
     ],
 )

@@ -33,6 +33,7 @@ from lightning_tfm.system.terminal import format_duration
 from lightning_tfm.tokenization import SymbolTokenizer, edit_distances
 from support import records
 from support.experiments import folder, trained_run
+from support.marks import soak_except
 from support.pages import assert_fits_every_screen, assert_self_contained, open_page, page_data
 
 MARKUP = "<script>document.title='broken'</script><b>&amp;</b>"
@@ -471,7 +472,7 @@ def pages(two_runs, seeded, tmp_path_factory):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", ["one", "two", "seeds", "five"])
+@pytest.mark.parametrize("name", soak_except(("five",), ("one", "two", "seeds", "five")))
 def test_layout_and_accessibility(name, pages, browser):
     assert_fits_every_screen(pages / f"{name}.html", browser)
 

@@ -10,12 +10,13 @@ import pytest
 from lightning_tfm.checkpoint import read
 from support.equality import assert_same_run
 from support.experiments import AVERAGED, MUON, NETWORKS, STOPPING, fit, folder, new_folders, wait_for_step
+from support.marks import soak_except
 from support.processes import ENVIRONMENT, SCRIPT, TWO_PROCESSES, run, start, start_two
 
 pytestmark = pytest.mark.run
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.soak), 3])
 @pytest.mark.parametrize("model", NETWORKS)
 def test_repeated_runs_are_bitwise_equal(model, num_workers, reference, tmp_path):
     run(*fit(model, **{"data.init_args.num_workers": num_workers}), cwd=tmp_path).finish()
@@ -77,7 +78,12 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    soak_except(
+        ("accumulated batches", "no validation", "bf16", "early stopping", "averaged weights", "Muon"), VARIANTS
+    ),
+)
 def test_other_settings_resume_bitwise(variant, tmp_path):
     settings = VARIANTS[variant]
     whole, killed = new_folders(tmp_path, "whole", "killed")
@@ -110,7 +116,8 @@ def test_two_processes_stop_together_and_resume_bitwise(reference, tmp_path):
     assert_same_run(tmp_path, reference("transformer", start_two), "transformer")
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.soak
+@pytest.mark.parametrize("model", NETWORKS)
 def test_two_repeatedly_killed_processes_resume_bitwise(model, reference, tmp_path):
     statuses = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}
     for number, signum in enumerate([signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGKILL], start=1):
@@ -125,7 +132,8 @@ def test_two_repeatedly_killed_processes_resume_bitwise(model, reference, tmp_pa
     assert_same_run(tmp_path, reference(model, start_two), model, rows_lost=2)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.soak
+@pytest.mark.parametrize("model", NETWORKS)
 def test_a_run_killed_at_random_times_is_bitwise_equal(model, reference, tmp_path):
     """Kill 30 times: some time after a checkpoint, in a step, a checkpoint or a validation, or during the start."""
     settings = {"trainer.max_steps": 800}
