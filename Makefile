@@ -47,9 +47,9 @@ test: $(INSTALLED)-test
 	$(BIN)/python -m pytest
 
 # Run all tests but those of test-soak, including runs in several processes, killed and resumed runs, damaged files, the
-# tutorials, the report and the explorer in browsers, which require chromium, chromiumdriver and firefox-esr (Debian packages
-# chromium, chromium-driver and firefox-esr), its scripts in Node (Debian packages nodejs and npm), and runs on several
-# machines in network namespaces, which require root on Linux and the command ip (Debian package iproute2).
+# report and the explorer in browsers, which require chromium, chromiumdriver and firefox-esr (Debian packages chromium,
+# chromium-driver and firefox-esr), its scripts in Node (Debian packages nodejs and npm), and runs on several machines in
+# network namespaces, which require root on Linux and the command ip (Debian package iproute2).
 test-all: $(INSTALLED)-test onnxruntime-web
 	$(BIN)/python -m pytest -m "not soak" --durations=20
 
