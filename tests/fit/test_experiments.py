@@ -70,7 +70,7 @@ def test_experiment_runs(path, monkeypatch, tmp_path, command):
         data = config["data"]["class_path"]
         if data in MIRRORS:
             MIRRORS[data](tmp_path, monkeypatch)
-            sizes = []
+            sizes = ["--data.init_args.batch_size=10"]
         else:
             sizes = settings_with_small_files(data, tmp_path)
         if "pretrained" in config["model"]["init_args"]:  # half a gigabyte of weights
