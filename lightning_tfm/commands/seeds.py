@@ -1,4 +1,4 @@
-"""`lightning-tfm fit --seeds`: train an experiment once per seed, each in an ordinary run of its own."""
+"""`lightning-tfm fit --seeds`: train or fork an experiment once per seed, each in an ordinary run of its own."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import cast
 
 from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.comparison.groups import differing, find_groups
 from lightning_tfm.config.settings import settings_of_weights, without_seed
 from lightning_tfm.errors import (
     Interrupted,
@@ -24,8 +25,9 @@ from lightning_tfm.errors import (
     shell_quote,
 )
 from lightning_tfm.fit.cli import SettingsCLI, run
+from lightning_tfm.fit.forking import take_fork
 from lightning_tfm.runs.children import ChildRun, run_children
-from lightning_tfm.runs.record import Run
+from lightning_tfm.runs.record import Run, describe_fork
 from lightning_tfm.system.files import relative
 from lightning_tfm.system.progress import progress_bar
 from lightning_tfm.system.terminal import format_value
@@ -39,6 +41,7 @@ class SeededRuns:
     Args:
         arguments: the arguments of `fit`, without a seed.
         save_dir: the parent folder of the experiment's folder; None for that of the arguments.
+        points: the point `RUN@STEP` at which the fork of each seed begins; empty for runs from the start.
 
     Attributes:
         folder: the folder of the experiment, which contains the runs.
@@ -47,8 +50,11 @@ class SeededRuns:
         UserError: if `fit` would refuse the arguments, or if the runs would have no folders of their own.
     """
 
-    def __init__(self, arguments: Sequence[str], save_dir: Path | None = None) -> None:
-        cli = cast(SettingsCLI, run(["fit", *arguments], SettingsCLI))
+    def __init__(
+        self, arguments: Sequence[str], save_dir: Path | None = None, points: Mapping[int, str] | None = None
+    ) -> None:
+        self._forks = {seed: ["--fork", point] for seed, point in (points or {}).items()}
+        cli = cast(SettingsCLI, run(["fit", *arguments, *next(iter(self._forks.values()), [])], SettingsCLI))
         settings = cli.settings()
         if settings["trainer"]["logger"] is False:
             raise UserError(
@@ -68,20 +74,26 @@ class SeededRuns:
         self.folder = Path(loggers[0]["save_dir"], loggers[0]["name"])
         self._max_steps = settings["trainer"]["max_steps"]
         self._settings = without_seed(settings_of_weights(settings))
+        if cli.fork is not None:
+            before = cli.fork.run.settings.get("fork")
+            forks = [*([before] if before else []), describe_fork(cli.fork.step, cli.changed)]
+            self._settings["fork"] = "; ".join(forks)
         self._seed = cache(self._read_seed)
 
     def newest(self) -> dict[int, Run]:
         """Return the newest run of each seed."""
-        modified: dict[Path, int] = {}
+        modified: dict[Path, tuple[int, int]] = {}
         for config in self.folder.glob(f"version_*/{Run.CONFIG}"):
             with suppress(FileNotFoundError):  # a run without results deletes its folder
-                modified[config.parent] = config.stat().st_mtime_ns
+                provenance = config.with_name(Run.PROVENANCE)  # names a fork, and is written after the settings
+                times = config.stat().st_mtime_ns, provenance.stat().st_mtime_ns if provenance.exists() else 0
+                modified[config.parent] = times
         folders = sorted(modified, key=lambda folder: modified[folder])
         runs = {self._seed(folder, modified[folder]): Run(folder) for folder in folders}
         return {seed: run for seed, run in runs.items() if seed is not None}
 
-    def _read_seed(self, folder: Path, modified: int) -> int | None:
-        """Return the seed of a run, whose settings were written at a time; None if its other settings differ."""
+    def _read_seed(self, folder: Path, modified: tuple[int, int]) -> int | None:
+        """Return the seed of a run, whose files were written at these times; None if its other settings differ."""
         run = Run(folder)
         with suppress(UserError):  # edited by the user
             if run.settings == self._settings:
@@ -120,7 +132,8 @@ class SeededRuns:
                 resumed[seed] = ["--ckpt_path", str(before.pop(seed).folder)] if can_resume else []
 
         def start(seed: int) -> ChildRun:
-            arguments = [*self._arguments, "--seed_everything", str(seed), *resumed[seed]]
+            options = ["--seed_everything", str(seed), *self._forks.get(seed, []), *resumed[seed]]
+            arguments = [*self._arguments, *options]
             return ChildRun(arguments, self.folder / f"seed_{seed}.log")
 
         def watch(children: list[ChildRun]) -> None:
@@ -146,7 +159,7 @@ class SeededRuns:
 
 
 def fit_seeds(arguments: list[str]) -> int:
-    """Train an experiment once per seed, at most `--jobs` at a time, and print the result of each run.
+    """Train or fork an experiment once per seed, at most `--jobs` at a time, and print the result of each run.
 
     Args:
         arguments: the arguments of `fit`, with `--seeds`.
@@ -158,9 +171,10 @@ def fit_seeds(arguments: list[str]) -> int:
     seeds = parse_seeds(options.seeds)
     if options.jobs < 1:
         raise UserError(f"--jobs must be at least 1, but is {options.jobs}; try 1")
-    if not settings:
+    settings, point = take_fork(settings)
+    if not settings and point is None:
         raise UserError("lightning-tfm fit needs the name of an experiment; `lightning-tfm list` shows them")
-    for name in ("--fork", "--seed_everything", "--dry-run", "--dry_run", "--print_config"):
+    for name in ("--seed_everything", "--dry-run", "--dry_run", "--print_config"):
         if any(argument.partition("=")[0] == name for argument in settings):
             raise UserError(f"{name} must not be given with --seeds, which trains a run for each of them; remove it")
     if any(os.environ.get(name, "1") != "1" for name in ("WORLD_SIZE", "SLURM_NTASKS")):
@@ -168,7 +182,9 @@ def fit_seeds(arguments: list[str]) -> int:
             "--seeds must be used in one process, since it starts the runs itself, but torchrun or srun has started "
             "several; start one, or one run per seed with --seed_everything"
         )
-    runs = SeededRuns(settings)
+    parents = {} if point is None else find_parents(point, seeds)
+    points = {seed: f"{relative(parent.folder)}{_step(cast(str, point))}" for seed, parent in parents.items()}
+    runs = SeededRuns(settings, points=points)
     handle_signals(interrupt)
     try:
         results = runs.train(seeds, options.jobs, resume=options.ckpt_path == "last", stops=True)
@@ -177,15 +193,62 @@ def fit_seeds(arguments: list[str]) -> int:
         raise
     finished = [run for run in results.values() if run is not None]
     print(f"\n{len(finished)} of {len(seeds)} seeds have finished. To see their mean and compare it:\n")
-    print(format_command(["lightning-tfm", "compare", shell_quote(relative(runs.folder))], sys.stdout))
+    folders = [*(parent.folder.parent for parent in parents.values()), runs.folder]
+    names = dict.fromkeys(shell_quote(relative(folder)) for folder in folders)
+    print(format_command(["lightning-tfm", "compare", *names], sys.stdout))
     return 0 if len(finished) == len(seeds) else 1
+
+
+def find_parents(point: str, seeds: Sequence[int]) -> dict[int, Run]:
+    """Return the newest finished run of each seed among those that `--fork RUNS@STEP` names.
+
+    Forks of these runs are left out, so that further ones may begin at the same runs.
+
+    Args:
+        point: the runs, which are named as for `compare`, and the step.
+        seeds: the seeds.
+
+    Raises:
+        UserError: if a seed has no run, or the runs differ in other settings.
+    """
+    name = point.removesuffix(_step(point))
+    try:
+        groups, _ = find_groups([name])
+    except UserError as error:
+        raise UserError(str(error).replace("GROUP", "--fork")) from None
+    folders = {run.folder.resolve() for group in groups for run in group.runs}
+    parents = [
+        [run for run in group.runs if not any(Path(start["fork"]["run"]).resolve() in folders for start in run.forks)]
+        for group in groups
+    ]
+    parents = [runs for runs in parents if runs]
+    if len(parents) > 1:
+        names = ", ".join(differing([runs[0].settings for runs in parents]))
+        raise UserError(
+            f"--fork must name runs that differ only in their seeds with --seeds, but those of {name!r} differ in "
+            f"{names}; name some of them by a pattern, such as {relative(parents[0][0].folder.parent)}/version_[0-4]"
+        )
+    by_seed = {run.summary.seed: run for run in parents[0]}
+    if missing := [str(seed) for seed in seeds if seed not in by_seed]:
+        raise UserError(
+            f"--fork must name an experiment with a finished run of each seed, but {name!r} has none with "
+            f"{', '.join(missing)}; its seeds are {', '.join(map(str, sorted(by_seed)))}"
+        )
+    return {seed: by_seed[seed] for seed in seeds}
+
+
+def _step(point: str) -> str:
+    """Return the end `@STEP` of the name of a point; empty without a step."""
+    _, at, step = point.rpartition("@")
+    return f"{at}{step}" if at else ""
 
 
 def make_parser() -> CommandParser:
     """Return the parser of the options of `fit` about seeds."""
     parser = CommandParser(
         "lightning-tfm fit",
-        description="Train an experiment once per seed. All other arguments are those of a single run.",
+        description="Train an experiment once per seed, or fork its runs with --fork NAME@STEP. All other arguments "
+        "are those of a single run.",
     )
     parser.add_argument("--seeds", required=True, metavar="SEEDS", help="such as 1..5 or 1,4,9")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="number of runs at a time (default: 1)")

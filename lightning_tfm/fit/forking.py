@@ -68,7 +68,7 @@ def find_fork(name: str, read: Callable[[Path], dict[str, Any]] = read_index) ->
     if not steps:
         raise UserError(f"--fork must name a run with an undamaged checkpoint, but {relative(run.folder)!r} has none")
     starts = run.starts
-    first = max((start["step"] for start in starts if "fork" in start), default=starts[0]["step"] if starts else 0)
+    first = max((start["step"] for start in run.forks), default=starts[0]["step"] if starts else 0)
     last = max(steps.values())
     step = int(text) if at and text.isdecimal() else 0 if at else last
     if not max(1, first) <= step <= last:
@@ -133,8 +133,7 @@ def _step(path: Path, read: Callable[[Path], dict[str, Any]]) -> int | None:
 
 def _origin(run: Run) -> str:
     """Return the run or the checkpoint from which a run began."""
-    forks = [start["fork"]["run"] for start in run.starts if "fork" in start]
-    return repr(forks[-1] if forks else run.starts[0]["checkpoint"])
+    return repr(run.forks[-1]["fork"]["run"] if run.forks else run.starts[0]["checkpoint"])
 
 
 def _checksum(path: Path) -> str:

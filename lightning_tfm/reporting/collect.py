@@ -181,8 +181,8 @@ def _facts(run: Run) -> dict[str, str]:
         facts |= {"steps": f"{summary.steps:,}", "parameters": f"{summary.parameters:,}", "seed": str(summary.seed)}
     if run.starts:
         first, last = run.starts[0], run.starts[-1]
-        if forks := [start["fork"] for start in run.starts if "fork" in start]:
-            facts["fork of"] = f"{forks[-1]['run']} at step {forks[-1]['step']}"
+        for start in run.forks[-1:]:
+            facts["fork of"] = f"{start['fork']['run']} at step {start['fork']['step']}"
         commit, versions = last["framework"]["commit"], last["versions"]
         facts |= {
             "started": first["time"].strftime("%Y-%m-%d %H:%M UTC"),

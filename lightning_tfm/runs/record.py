@@ -280,16 +280,7 @@ class Run:
         Raises:
             UserError: if a file does not exist or is damaged.
         """
-        forks = [
-            ", ".join(
-                [
-                    f"step {start['fork']['step']}",
-                    *(f"{name} {old}" for name, (old, _) in without_seed({**start["changed_settings"]}).items()),
-                ]
-            )
-            for start in self.starts
-            if "fork" in start
-        ]
+        forks = [describe_fork(start["fork"]["step"], start["changed_settings"]) for start in self.forks]
         return without_seed(settings_of_weights(self.config)) | ({"fork": "; ".join(forks)} if forks else {})
 
     @property
@@ -382,6 +373,15 @@ class Run:
                     f"{start['format']}; use the version of lightning_tfm that wrote it"
                 )
         return read_json(path, list[Start])
+
+    @property
+    def forks(self) -> list[Start]:
+        """Return the starts at which forks began, those of the runs that were forked first; empty for other runs.
+
+        Raises:
+            UserError: see `starts`.
+        """
+        return [start for start in self.starts if "fork" in start]
 
     @property
     def wandb_id(self) -> str | None:
@@ -618,6 +618,11 @@ class Run:
         for path in (*paths, *(self.folder / self.DIFF.format(number) for number in range(len(starts)))):
             if path.is_file():
                 copy_file(path, extension.folder / path.relative_to(self.folder))
+
+
+def describe_fork(step: int, changed: Mapping[str, Sequence[Any]]) -> str:
+    """Return the step at which a fork begins and the settings before, without the seed, as in `Run.settings`."""
+    return ", ".join([f"step {step}", *(f"{name} {old}" for name, (old, _) in without_seed({**changed}).items())])
 
 
 def _fields(line: str) -> list[str]:

@@ -8,6 +8,7 @@ import torch
 import yaml
 
 from lightning_tfm.checkpoint import read
+from lightning_tfm.comparison import compare
 from lightning_tfm.comparison.groups import group_runs
 from lightning_tfm.fit.forking import compare_replay
 from lightning_tfm.optimizers import LRSchedule
@@ -151,12 +152,30 @@ def test_forks_of_several_seeds_are_a_group_of_their_own(parent):
     cwd = parent.parents[2]
     run(*fit("gpt", **{"checkpoint.keep_every": STEP, "seed_everything": 2}), cwd=cwd).finish()
     run(*fit("gpt", **{"checkpoint.keep_every": STEP, LR: 0.001}), cwd=cwd).finish()
-    for version in (0, 1):
-        run("fit", f"--fork=copy_gpt/version_{version}@{STEP}", f"--{LR}=0.001", cwd=cwd).finish()
+    arguments = (f"--{LR}=0.001", "--seeds=1,2")
+    run("fit", f"--fork=copy_gpt@{STEP}", *arguments, cwd=cwd).refuse(f"only in their seeds .* differ in {LR}; name")
+    child = run("fit", f"--fork=copy_gpt/version_[01]@{STEP}", *arguments, cwd=cwd, forks=True).finish()
+    assert child.out.read_text().splitlines()[-1] == "  lightning-tfm compare runs/copy_gpt"
     runs = [Run(cwd / f"runs/copy_gpt/version_{version}") for version in range(5)]
     groups = [[run.folder.name for run in group.runs] for group in group_runs([("", run) for run in runs])]
     assert groups == [["version_0", "version_1"], ["version_2"], ["version_3", "version_4"]]
-    assert [Run(cwd / f"runs/copy_gpt/version_{version}").summary.seed for version in (3, 4)] == [1, 2]
+    assert [run.summary.seed for run in runs[3:]] == [1, 2]
+    assert [run.forks[0]["fork"]["run"] for run in runs[3:]] == ["runs/copy_gpt/version_0", "runs/copy_gpt/version_1"]
+    (difference,) = compare(group_runs([("", run) for run in runs if run != runs[2]]), None, []).differences
+    assert difference.matched
+
+
+def test_forks_of_seeds_are_resumed_and_further_ones_begin_at_the_same_runs(parent):
+    cwd = parent.parents[2]
+    arguments = ("fit", "--fork=copy_gpt@33", f"--{LR}=0.001", "--seeds=1")
+    run(*arguments, cwd=cwd, forks=True).finish()
+    child = run(*arguments, "--ckpt_path=last", cwd=cwd).finish()
+    assert child.out.read_text().startswith("seed 1: finished before, runs/copy_gpt/version_1\n")
+    child = run(*arguments[:-1], "--seeds=1", "--name=low", cwd=cwd, forks=True).finish()
+    assert child.out.read_text().splitlines()[-1] == "  lightning-tfm compare runs/copy_gpt runs/low"
+    assert_same_files(cwd / "runs/low/version_0", cwd / "runs/copy_gpt/version_1")
+    run(*arguments[:-1], "--seeds=1..3", cwd=cwd).refuse("none with 2, 3; its seeds are 1")
+    run("fit", "--fork=copy_gtp@33", "--seeds=1", cwd=cwd).refuse("--fork must name runs, but 'copy_gtp' names none")
 
 
 def test_a_killed_fork_is_resumed(parent):
