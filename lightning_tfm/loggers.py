@@ -285,11 +285,29 @@ def wandb_loggers(trainer: Trainer) -> list[WandbLogger]:
     return [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
 
 
-def describe_run(loggers: Sequence[Logger], tags: list[str], commit: str | None, settings: dict[str, Any]) -> None:
-    """Set the name, such as `copy_gpt/version_0`, the tags, the commit and the settings in W&B and TensorBoard."""
+def describe_run(
+    loggers: Sequence[Logger],
+    tags: list[str],
+    commit: str | None,
+    settings: dict[str, Any],
+    parents: Sequence[str],
+) -> None:
+    """Set the name, such as `copy_gpt/version_0`, the tags, the commit and the settings in W&B and TensorBoard.
+
+    Args:
+        loggers: the loggers, of which the first names the run.
+        tags: the tags.
+        commit: the commit; None if it is unknown.
+        settings: the settings.
+        parents: the names of the runs that were forked; TensorBoard shows the last one below those before it.
+    """
+    name = run_name(loggers[0])
     for logger in loggers[1:]:
-        if isinstance(logger, WandbLogger | TensorBoardLogger):
-            logger.describe(run_name(loggers[0]), tags, commit or "unknown", settings)
+        if isinstance(logger, WandbLogger):
+            logger.describe(name, tags, commit or "unknown", settings)
+        elif isinstance(logger, TensorBoardLogger):
+            folders = [each.replace("/", "_") for each in (*parents, name)]
+            logger.describe("/".join(folders), tags, commit or "unknown", settings)
 
 
 def resume_loggers(loggers: Sequence[Logger], step: int) -> None:
@@ -332,7 +350,7 @@ class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
 
     Args:
         save_dir: the parent folder of `name`.
-        name: the folder that contains a folder for each run, such as `copy_gpt_version_0`.
+        name: the folder that contains a folder for each run, such as `copy_gpt_version_0`, which contains its forks.
         settings: further arguments of Lightning's TensorBoardLogger.
     """
 
@@ -349,7 +367,7 @@ class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
     def describe(self, name: str, tags: list[str], commit: str, settings: dict[str, Any]) -> None:
         """Set the name of the run unless the user has set it, and log the tags and the commit with the settings."""
         if logger_version(self) is None:
-            set_version(self, name.replace("/", "_"))
+            set_version(self, name)
         self._is_new = not Path(self.log_dir).exists()
         cast(dict[str, Any], self.hparams).update(settings, tags=", ".join(tags), git_commit=commit)
 

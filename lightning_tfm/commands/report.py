@@ -9,7 +9,7 @@ from lightning_tfm.commands.parser import CommandParser, check_new_file
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.inference.loading import load
 from lightning_tfm.reporting import collect_run, render, run_names
-from lightning_tfm.reporting.collect import RunPage
+from lightning_tfm.reporting.collect import RunPage, add_forks
 from lightning_tfm.runs.names import HELP, named_run
 from lightning_tfm.system.files import write_text
 
@@ -33,6 +33,7 @@ def report(arguments: list[str]) -> int:
         collect_run(folder, name, POINTS // len(folders), options.trust_package, options.input)
         for folder, name in zip(folders, run_names(folders), strict=True)
     ]
+    add_forks(pages, POINTS // len(folders))
     rows = [(page.name, row) for page in pages for row in page.inputs]
     if rows and all(row["note"] for _, row in rows):
         raise UserError(f"--input must be a text for which a run has an output: {rows[0][1]['note']}")

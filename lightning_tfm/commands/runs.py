@@ -7,12 +7,14 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.comparison.differences import shown
+from lightning_tfm.config.settings import without_seed
 from lightning_tfm.errors import UserError, escape_controls, nearest
 from lightning_tfm.runs.names import ROOT
 from lightning_tfm.runs.record import Run
@@ -48,7 +50,9 @@ class Row:
         seed: the seed.
         best: the best validation metric, by name.
         result: the main test metric, by name.
-        changed: the settings that were given on the command line.
+        changed: the settings that were given on the command line; of a fork, those that differ from the forked run.
+        parent: the path of the run that was forked, relative to the listed folder if it is listed.
+        fork_step: the step at which the fork begins.
     """
 
     run: str
@@ -62,10 +66,13 @@ class Row:
     best: dict[str, float] = field(default_factory=dict)
     result: dict[str, float] = field(default_factory=dict)
     changed: dict[str, str] = field(default_factory=dict)
+    parent: str | None = None
+    fork_step: int | None = None
 
     @property
     def cells(self) -> list[str]:
         """Return the cells of the table."""
+        fork = {} if self.parent is None else {"fork": f"{self.parent}@{self.fork_step}"}
         left = "" if self.seconds_left is None else f", {format_duration(self.seconds_left)} left"
         steps = [f"{number:,}" for number in (self.step, self.max_steps) if number is not None]
         metrics = [
@@ -80,7 +87,7 @@ class Row:
             "" if self.seed is None else str(self.seed),
             f"{self.bytes / 1e6:,.1f} MB",
             *metrics,
-            ", ".join(f"{name} {value}".rstrip() for name, value in self.changed.items()),
+            ", ".join(f"{name} {value}".rstrip() for name, value in (fork | self.changed).items()),
         ]
 
 
@@ -89,7 +96,8 @@ def make_parser() -> CommandParser:
     parser = CommandParser(
         "lightning-tfm runs",
         description="List the runs below a folder: state, step, training time, seed, size, best validation metric, "
-        "test metric, and the settings given on the command line. Or delete runs.",
+        "test metric, and the settings given on the command line. Forks are below the runs that they began from, with "
+        "the step and the changed settings. Or delete runs.",
     )
     parser.add_argument(
         "folder", metavar="FOLDER", nargs="?", default=str(ROOT), help=f"the folder to list (default: {ROOT})"
@@ -131,9 +139,9 @@ def runs(arguments: list[str]) -> int:
             raise UserError("--delete needs the names of runs or --older-than, but has neither; name a run")
         names = dict.fromkeys(_listed(name, found) for name in options.delete) or found
         return _delete({name: found[name] for name in names}, options.yes)
-    rows = sorted((_row(name, run) for name, run in found.items()), key=lambda row: _key(row, options.sort or "run"))
+    rows = _tree(_rows(found), options.sort or "run")
     if options.json:
-        print(json.dumps(without_nan([*map(asdict, rows)]), indent=2))
+        print(json.dumps(without_nan([asdict(row) for _, row in rows]), indent=2))
     elif rows:
         _print(rows)
     else:
@@ -141,12 +149,34 @@ def runs(arguments: list[str]) -> int:
     return 0
 
 
-def _print(rows: Sequence[Row]) -> None:
-    print_table([*COLUMNS], [row.cells for row in rows], LiteralConsole())
+def _print(rows: Sequence[tuple[int, Row]]) -> None:
+    cells = [["  " * depth + name, *others] for depth, (name, *others) in ((depth, row.cells) for depth, row in rows)]
+    print_table([*COLUMNS], cells, LiteralConsole())
 
 
-def _row(name: str, run: Run) -> Row:
-    """Return the row of a run, as far as its files can be read."""
+def _tree(rows: Sequence[Row], column: str) -> list[tuple[int, Row]]:
+    """Return the rows, sorted by a column, each fork below the run that it began from, with their depths."""
+    by_name = {row.run: row for row in rows}
+
+    def branch(row: Row) -> list[Row]:
+        """Return a row after those of the runs that it began from."""
+        rows = [row]
+        while (parent := by_name.get(rows[0].parent or "")) is not None and parent not in rows:
+            rows.insert(0, parent)
+        return rows
+
+    branches = sorted(map(branch, rows), key=lambda branch: [(*_key(row, column), row.run) for row in branch])
+    return [(len(branch) - 1, branch[-1]) for branch in branches]
+
+
+def _rows(found: dict[str, Run]) -> list[Row]:
+    """Return the rows of runs by name."""
+    names = {os.path.abspath(run.folder): name for name, run in found.items()}
+    return [_row(name, run, names) for name, run in found.items()]
+
+
+def _row(name: str, run: Run, names: Mapping[str, str]) -> Row:
+    """Return the row of a run, as far as its files can be read, given the names of the listed folders."""
     try:
         state, maximum = run.state, run.config["trainer"]["max_steps"]
         if run.has_finished:
@@ -167,7 +197,16 @@ def _row(name: str, run: Run) -> Row:
         best = None if state == "evaluated" else run.best()
         best_metric, metric = ({} if value is None else dict([value]) for value in (best, result))
         maximum = None if state == "evaluated" else maximum
-        return Row(name, run.size, state, step, maximum, seconds, left, seed, best_metric, metric, run.given_settings)
+        row = Row(name, run.size, state, step, maximum, seconds, left, seed, best_metric, metric, run.given_settings)
+        for start in run.forks[-1:]:
+            parent, changed = start["fork"]["run"], without_seed({**start["changed_settings"]}).items()
+            row = replace(
+                row,
+                changed={name.replace(".init_args", ""): shown(new) for name, (_, new) in changed},
+                parent=names.get(os.path.abspath(parent), parent.removeprefix(f"{ROOT}/")),
+                fork_step=start["fork"]["step"],
+            )
+        return row
     except Exception:  # whatever its files contain, the other runs must be listed
         return Row(name, run.size)
 
@@ -206,7 +245,7 @@ def _delete(chosen: dict[str, Run], yes: bool) -> int:
     if not yes:
         if not sys.stdin.isatty():
             raise UserError("--delete needs a terminal, to ask, or --yes, but has neither; add --yes")
-        _print([_row(name, run) for name, run in chosen.items()])
+        _print(_tree(_rows(chosen), "run"))
         if input(f"Delete {len(chosen)} run{'s' if len(chosen) > 1 else ''}? [y/N] ").strip().lower() not in (
             "y",
             "yes",

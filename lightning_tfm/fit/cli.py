@@ -52,7 +52,7 @@ from lightning_tfm.errors import (
 )
 from lightning_tfm.fit.arguments import with_options, with_underscores
 from lightning_tfm.fit.console import print_next_commands, print_results, print_state_of_wandb
-from lightning_tfm.fit.forking import Fork, compare_replay, find_fork, take_fork, write_settings
+from lightning_tfm.fit.forking import Fork, compare_replay, find_fork, fork_names, take_fork, write_settings
 from lightning_tfm.fit.resuming import (
     Resumption,
     changed_settings,
@@ -524,8 +524,9 @@ class TfmCLI(LightningCLI):
             check_empty(self.run)
         parts = (self.model, self.model.network, self.datamodule)
         tags = [type(part).__name__ for part in parts]
-        lineage = {"fork": self.fork.lineage} if self.fork else {}
-        describe_run(self.trainer.loggers, tags, head_commit(Path.cwd()), self.settings() | lineage)
+        lineage = {"fork": self.fork.lineage | {"wandb": self.fork.run.wandb_id}} if self.fork else {}
+        parents = fork_names(Run(self.run.folder)) if self.fork is None else self.fork.names
+        describe_run(self.trainer.loggers, tags, head_commit(Path.cwd()), self.settings() | lineage, parents)
         return True
 
     def after_validate(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import ZipFile
@@ -42,6 +43,11 @@ class Fork(NamedTuple):
         """Return the record of the fork in its provenance."""
         checksum = None if self.kept is None else _checksum(self.kept)
         return {"run": relative(self.run.folder), "step": self.step, "checkpoint": checksum}
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the runs from which the fork begins, see `fork_names`."""
+        return [*fork_names(self.run), _name(self.lineage)]
 
 
 def take_fork(arguments: list[str]) -> tuple[list[str], str | None]:
@@ -119,6 +125,17 @@ def compare_replay(replay: Run, run: Run) -> None:
                 f"{loss}, was {losses[step]}): the processor, the versions or the number of threads are others"
             )
             return
+
+
+def fork_names(run: Run) -> list[str]:
+    """Return the names of the runs from which a run was forked, the first one first, such as `copy_gpt/version_0`."""
+    with suppress(UserError):  # `Provenance` replaces a damaged file
+        return [_name(start["fork"]) for start in run.forks]
+    return []
+
+
+def _name(lineage: Lineage) -> str:
+    return "/".join(Path(lineage["run"]).parts[-2:])
 
 
 def _step(path: Path, read: Callable[[Path], dict[str, Any]]) -> int | None:

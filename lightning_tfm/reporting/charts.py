@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import Any, Literal
 
 import altair
 
 from lightning_tfm.inference.attention_maps import MAX_POSITIONS, visible
 from lightning_tfm.plots.style import PALETTE
-from lightning_tfm.reporting.collect import Json, RunPage
+from lightning_tfm.reporting.collect import Json, RunPage, find_branch
 from lightning_tfm.runs.record import HEAD_SCORES, HEADLINES
 
 SCHEME: Literal["blues"] = "blues"
@@ -129,18 +130,25 @@ def _by_interest(runs: Sequence[RunPage], names: set[str]) -> list[str]:
 
 
 def _curves(runs: Sequence[RunPage]) -> list[Json]:
-    """Return a chart of each metric that has more than one value, the loss first."""
+    """Return a chart of each metric that has more than one value, the loss first.
+
+    The curve of a fork begins at the last value of the run that was forked, if this run is shown, too.
+    """
+    runs = [*runs, *(fork for run in runs for fork in run.forks)]
+    folders = {run.run.folder.resolve() for run in runs}
+    branches = {run.name: branch[1] for run in runs if (branch := find_branch(run.run, folders))}
     logged = {name for run in runs for name in run.curves if "/alignment/" not in name}
     names = _by_interest(runs, {name for name in logged if not name.startswith(HEAD_SCORES)})
-    return [chart for number, name in enumerate(names) if (chart := _curve(runs, name, number))]
+    return [chart for number, name in enumerate(names) if (chart := _curve(runs, branches, name, number))]
 
 
-def _curve(runs: Sequence[RunPage], name: str, number: int) -> Json | None:
-    points: list[Json] = [
-        {"run": run.name, "group": run.group, "step": step, "value": value}
-        for run in runs
-        for step, value in run.curves.get(name, [])
-    ]
+def _curve(runs: Sequence[RunPage], branches: Mapping[str, int], name: str, number: int) -> Json | None:
+    points: list[Json] = []
+    for run in runs:
+        curve = run.curves.get(name, [])
+        first = bisect_right(curve, branches.get(run.name, 0), key=itemgetter(0)) - 1
+        for step, value in curve[max(first, 0) :]:
+            points.append({"run": run.name, "group": run.group, "step": step, "value": value})
     if len({point["step"] for point in points}) < 2:
         return None
     curves = altair.Chart(altair.Data(values=points)).encode(

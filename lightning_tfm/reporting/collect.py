@@ -6,7 +6,8 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -66,6 +67,7 @@ class RunPage:
         inputs: the texts of the user with their outputs.
         attention: the examples whose attention is shown.
         history: the examples whose attention is shown during the training, and the steps of its validations.
+        forks: the forks of the run that have no page of their own, of which only the curves are shown.
         group: the name of the group of runs that differ in their seeds only; by default, that of the run.
         inspection: the results of `inspect`; None without any.
     """
@@ -86,6 +88,7 @@ class RunPage:
     inputs: list[Json] = field(default_factory=list)
     attention: list[Json] = field(default_factory=list)
     history: list[Json] = field(default_factory=list)
+    forks: list[RunPage] = field(default_factory=list)
     group: str = ""
     inspection: Inspection | None = None
 
@@ -165,6 +168,29 @@ def collect_run(
         _add_steps(predictor, [line for line in page.predictions if not line["correct"]])
         _add_steps(predictor, [example for example in page.attention if "prediction" in example])
     return page
+
+
+def add_forks(pages: Sequence[RunPage], points: int) -> None:
+    """Add to each run its forks in the folder of its experiment, or in that of another one beside it.
+
+    Args:
+        pages: the pages; a fork that has one is left out.
+        points: the approximate number of points in each curve of a fork.
+    """
+    by_folder = {page.run.folder.resolve(): page for page in pages}
+    parents = {folder.parents[1] for folder in by_folder}
+    folders = {config.parent for parent in parents for config in parent.glob(f"*/*/{Run.CONFIG}")}
+    for run in map(Run, sorted(folders - by_folder.keys())):
+        with suppress(UserError):  # a damaged file of a run that the user has not named
+            if branch := find_branch(run, by_folder):
+                name = "/".join(run.folder.parts[-2:])
+                by_folder[branch[0]].forks.append(RunPage(name, run, curves=_curves(run, points)[0]))
+
+
+def find_branch(run: Run, folders: Container[Path]) -> tuple[Path, int] | None:
+    """Return the last run among given folders from which a fork began, and its step; None if there is none."""
+    origins = [(Path(start["fork"]["run"]).resolve(), start["fork"]["step"]) for start in run.forks]
+    return next((origin for origin in reversed(origins) if origin[0] in folders), None)
 
 
 def _facts(run: Run) -> dict[str, str]:

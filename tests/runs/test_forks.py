@@ -1,22 +1,28 @@
 """Forks: runs that begin as another run was at a step, with other settings."""
 
+import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from lightning.pytorch.loggers import CSVLogger
 
 from lightning_tfm.checkpoint import read
 from lightning_tfm.comparison import compare
 from lightning_tfm.comparison.groups import group_runs
 from lightning_tfm.fit.forking import compare_replay
+from lightning_tfm.loggers import TensorBoardLogger, describe_run
 from lightning_tfm.optimizers import LRSchedule
-from lightning_tfm.reporting.collect import collect_run
+from lightning_tfm.reporting.charts import draw_charts
+from lightning_tfm.reporting.collect import add_forks, collect_run
 from lightning_tfm.runs.record import Run
 from support.equality import assert_same_files, contents
 from support.experiments import NETWORKS, fit, made_once, new_folders
 from support.processes import run, start_two
+from support.records import START, write_run
 
 pytestmark = pytest.mark.run
 
@@ -143,8 +149,77 @@ def test_the_lineage_is_recorded_and_shown(parent, command, monkeypatch):
     assert start["fork"]["checkpoint"] == kept[-64:].decode()
     assert start["changed_settings"] == {LR: [0.003, 0.001], "trainer.max_steps": [60, 40]}
     assert yaml.safe_load((folder / "config.yaml").read_text())["ckpt_path"] is None
-    assert "fork copy_gpt/version_0@33" in command("runs").out
+    changes = "model.optimizer.lr 0.001, trainer.max_steps 40"
+    assert re.search(f"\n *  copy_gpt/version_1 .* fork copy_gpt/version_0@33, {changes}\n", command("runs").out)
     assert collect_run(folder, "fork", 100, []).facts["fork of"] == "runs/copy_gpt/version_0 at step 33"
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """Write a run of 60 steps, two forks of it and a fork of the second one; return the folders by their names."""
+    monkeypatch.chdir(tmp_path)
+    config = {"trainer": {"max_steps": 60}, "seed_everything": 1}
+    points = {"a/version_0": (), "a/version_1": (("a/version_0", 20),), "b/version_0": (("a/version_0", 40),)}
+    points["a/version_2"] = (*points["b/version_0"], ("b/version_0", 50))
+    for shift, (name, forks) in enumerate(points.items()):
+        written = write_run(tmp_path / "runs" / name, config, {"steps": 60})
+        starts = [
+            START
+            | {
+                "step": step,
+                "fork": {"run": f"runs/{origin}", "step": step, "checkpoint": None},
+                "changed_settings": {LR: [0.003, 0.001], "seed_everything": [1, 2]},
+            }
+            for origin, step in forks
+        ]
+        written.write_starts([START, *starts])
+        begin = forks[-1][1] if forks else 0
+        rows = [{"step": step, "train/loss": 1 / (step + 1) + shift * (step >= begin)} for step in range(60)]
+        written.write_rows(rows, [*rows[0]])
+    return {name: tmp_path / "runs" / name for name in points}
+
+
+def test_forks_are_listed_below_their_parents(tree, command):
+    rows = [line for line in command("runs").out.splitlines() if "version_" in line]
+    names = [row.split("  finished")[0].rstrip() for row in rows]
+    assert [name.lstrip() for name in names] == ["a/version_0", "a/version_1", "b/version_0", "a/version_2"]
+    margins = [len(name) - len(name.lstrip()) for name in names]
+    assert [margin - margins[0] for margin in margins] == [0, 2, 2, 4]
+    assert [row.split("fork ")[-1] for row in rows[1:]] == [
+        f"{point}, model.optimizer.lr 0.001" for point in ("a/version_0@20", "a/version_0@40", "b/version_0@50")
+    ]
+    listed = json.loads(command("runs", "--json", "--sort=seed").out)
+    assert [(row["parent"], row["fork_step"]) for row in listed[1:]] == [
+        ("a/version_0", 20),
+        ("a/version_0", 40),
+        ("b/version_0", 50),
+    ]
+    shutil.rmtree(tree["a/version_0"])
+    rows = [line.strip() for line in command("runs").out.splitlines() if "version_" in line]
+    assert [row.split()[0] for row in rows] == ["a/version_1", "b/version_0", "a/version_2"]
+    assert "fork a/version_0@20" in rows[0]
+
+
+@pytest.mark.parametrize("named", [["a/version_0"], ["a/version_0", "b/version_0"], ["b/version_0"]])
+def test_the_curves_of_forks_begin_at_the_branches(named, tree):
+    """Also those of forks that are not named; a fork without its parent has the whole curve."""
+    pages = [collect_run(tree[name], name, 100, []) for name in named]
+    add_forks(pages, 100)
+    (chart,) = draw_charts(pages)
+    steps = {}
+    for point in chart["spec"]["data"]["values"]:
+        steps.setdefault(point["run"], []).append(point["step"])
+    begins = {"a/version_0": 1, "a/version_1": 20, "b/version_0": 40, "a/version_2": 50}
+    if named == ["b/version_0"]:
+        begins = {"b/version_0": 1, "a/version_2": 50}
+    assert steps == {name: [*range(begin, 61)] for name, begin in begins.items()}
+
+
+def test_tensorboard_shows_forks_below_their_parents(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loggers = [CSVLogger("runs", "low", "version_3"), TensorBoardLogger()]
+    describe_run(loggers, [], None, {}, ["gpt/version_0", "gpt/version_1"])
+    assert Path(loggers[1].log_dir) == Path("runs/tensorboard/gpt_version_0/gpt_version_1/low_version_3")
 
 
 def test_forks_of_several_seeds_are_a_group_of_their_own(parent):
