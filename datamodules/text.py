@@ -12,6 +12,7 @@ from typing import Any
 
 from lightning_tfm.data import Download, TextDataModule, expand_path, list_files, read_documents, resolve_path
 from lightning_tfm.errors import UserError
+from lightning_tfm.tokenization import END_OF_DOCUMENT
 
 FILES = {
     "tinyshakespeare/input.txt": Download(
@@ -33,6 +34,8 @@ class Text(TextDataModule):
             such paths to weights is a mixture: the texts have shares of the training batches in proportion to them.
         encoding: encoding of the files, by Python's name.
         column: the field of JSON lines or Parquet that holds the text.
+        end_of_document: whether EOS follows each document, in place of a line feed between two. A `LanguageModel`
+            predicts it like any token, and its outputs end there.
         settings: further arguments of TextDataModule.
 
     Note:
@@ -44,6 +47,7 @@ class Text(TextDataModule):
         path: dict[str, float] | str = "tiny_shakespeare",
         encoding: str = "utf-8",
         column: str = "text",
+        end_of_document: bool = False,
         **settings: Any,
     ) -> None:
         if isinstance(path, str):
@@ -57,7 +61,7 @@ class Text(TextDataModule):
             names = names if len({*names}) == len(names) else [*path]
             self.weights = dict(zip(names, path.values(), strict=True))
             self.files = dict(zip(names, map(self._list, path), strict=True))
-        self.encoding, self.column = encoding, column
+        self.encoding, self.column, self.end_of_document = encoding, column, end_of_document
         super().__init__(**settings)
 
     @staticmethod
@@ -80,13 +84,16 @@ class Text(TextDataModule):
     def _read(self, files: Sequence[Path]) -> Iterator[str]:
         documents = chain.from_iterable(read_documents(file, self.encoding, self.column) for file in files)
         for number, document in enumerate(documents):
-            if number:
+            if number and not self.end_of_document:
                 yield "\n"
             yield from document
+            if self.end_of_document:
+                yield END_OF_DOCUMENT
 
     def version(self) -> str:
         stats = {
             name: [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
             for name, files in self.files.items()
         }
-        return json.dumps([stats, self.encoding, self.column])
+        ends = ["end_of_document"] if self.end_of_document else []
+        return json.dumps([stats, self.encoding, self.column, *ends])

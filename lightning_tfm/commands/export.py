@@ -233,7 +233,7 @@ def _ctranslate2(predictor: Predictor, path: Path) -> float:
 def _huggingface(predictor: Predictor, path: Path) -> float:
     """Write a folder for transformers, and return the maximum difference of logits.
 
-    The ids of a model of texts are those of the network without PAD, BOS and EOS, which no text contains.
+    The ids of a model of texts are those of the network without PAD, BOS and EOS, unless documents end with EOS.
     """
     if not isinstance(predictor.network, GPT):
         raise UserError(
@@ -246,7 +246,7 @@ def _huggingface(predictor: Predictor, path: Path) -> float:
         )
     from safetensors.torch import save_file
 
-    first = NUM_SPECIAL if isinstance(predictor, LanguageModelPredictor) else 0
+    first = NUM_SPECIAL if isinstance(predictor, LanguageModelPredictor) and not predictor.stop_at_eos else 0
     config, weights = to_huggingface(predictor.network, first)
     _write_json(path.with_name("config.json"), config)
     save_file(weights, path, {"format": "pt"})

@@ -20,6 +20,7 @@ from lightning_tfm.data.text_files import expand_path
 from lightning_tfm.data.token_files import Reader, TokenFile, first_characters, prepare_tokens
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenization import (
+    END_OF_DOCUMENT,
     PAD,
     UNKNOWN,
     SymbolTokenizer,
@@ -47,7 +48,7 @@ class TextDataset(Dataset[Batch]):
     """
 
     def __init__(self, tokens: TokenFile, split: str, max_length: int, stride: int, name: str) -> None:
-        _, number, num_characters, self.fingerprint = tokens.splits[split][name]
+        _, number, num_characters, self.fingerprint, _ = tokens.splits[split][name]
         least = max_length + 1 if stride == max_length else 2 * max_length + 1
         if number < least:
             raise UserError(
@@ -133,6 +134,9 @@ class TextDataModule(TaskDataModule, ABC):
     A subclass for a mixture of texts sets `weights` before it calls this constructor, and overrides `readers`. Each
     text is split, and all have the same tokenizer. See `MixtureSampler` for the training batches.
 
+    A text may consist of documents that end with EOS, see `read`. Windows may span several of them, as in GPT-2, so
+    that a token attends also to the documents before its own.
+
     Attributes:
         weights: the weight of each text in the training batches, by the name of the text; by default of only one.
 
@@ -192,7 +196,7 @@ class TextDataModule(TaskDataModule, ABC):
     def read(self) -> Iterator[str]:
         """Yield the text in parts of any length, the same in every call and on every machine.
 
-        A subclass that reads documents ends each with a line feed, since the parts are joined.
+        A subclass that reads documents yields END_OF_DOCUMENT after each, or a line feed, since the parts are joined.
         """
 
     def readers(self) -> Mapping[str, Reader]:
@@ -206,11 +210,16 @@ class TextDataModule(TaskDataModule, ABC):
         """
         total = hashlib.sha256()
         for part in chain.from_iterable(read() for read in self.readers().values()):
-            total.update(part.encode())
+            total.update(part.encode(errors="surrogatepass"))
         return total.hexdigest()
 
     def overlaps(self, splits: Sequence[str]) -> dict[str, tuple[int, int]]:
         return {split: self.tokens.overlaps[split] for split in splits if split != "train"}
+
+    @property
+    def marks_ends(self) -> bool:
+        """Return whether documents of the training split end with EOS."""
+        return any(split.num_ends for split in self.tokens.splits["train"].values())
 
     def examples(self, split: str) -> TextDataset | MixtureDataset:
         stride = 1 if split == "train" else self.max_length
@@ -237,8 +246,10 @@ def _train_tokenizer(texts: Sequence[Iterable[list[str]]], tokens: str, vocab_si
     if tokens == "subword":
         size = SAMPLE // len(texts)
         samples = [first_characters(chain.from_iterable(blocks), size) for blocks in texts]
-        return train_tokenizer(chain.from_iterable(samples), tokens, vocab_size)
+        sample = (block.removesuffix(END_OF_DOCUMENT) for block in chain.from_iterable(samples))
+        return train_tokenizer(sample, tokens, vocab_size)
     counts: Counter[str] = Counter()
     for some in chain.from_iterable(texts):
         counts.update(SymbolTokenizer(()).count(some, are_targets=False))
+    counts.pop(END_OF_DOCUMENT, None)
     return SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)])

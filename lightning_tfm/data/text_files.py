@@ -223,7 +223,8 @@ def read_documents(path: Path, encoding: str, column: str) -> Iterator[Iterable[
                 f"column must be a field of text in every row of {str(path)!r}, but is {column!r}, and row {number} "
                 f"has {names}; set it to the field of the texts"
             )
-        yield [normalize_text(row[column].replace("\r\n", "\n"))]
+        text = row[column].encode(errors="replace").decode()  # of lone surrogates, which JSON can escape
+        yield [normalize_text(text.replace("\r\n", "\n"))]
 
 
 def _json_rows(path: Path) -> Iterator[Any]:

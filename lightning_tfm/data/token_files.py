@@ -21,7 +21,7 @@ from lightning_tfm.data.download import cache_folder
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.system.files import make_folder, naming_file, replace_file, write_text
 from lightning_tfm.system.progress import progress_bar
-from lightning_tfm.tokenization import Tokenizer, tokenizer_from_dict
+from lightning_tfm.tokenization import END_OF_DOCUMENT, Tokenizer, tokenizer_from_dict
 
 FORMAT = 1
 """Version of the token files; other versions are written again."""
@@ -47,7 +47,10 @@ byte-level tokenizers divide a text.
 
 
 Reader = Callable[[], Iterator[str]]
-"""Function that returns a text in parts of any length, the same in every call."""
+"""Function that returns a text in parts of any length, the same in every call.
+
+END_OF_DOCUMENT, alone or within a part, is the end of a document.
+"""
 
 
 class TokenSplit(NamedTuple):
@@ -56,14 +59,16 @@ class TokenSplit(NamedTuple):
     Attributes:
         begin: the index of the first token in the file.
         num_tokens: the number of tokens.
-        num_characters: the number of characters of the text.
+        num_characters: the number of characters of the text, to which each end of a document adds one.
         fingerprint: a hash of the text, whatever the tokenizer.
+        num_ends: the number of ends of documents, each of which is the token EOS.
     """
 
     begin: int
     num_tokens: int
     num_characters: int
     fingerprint: str
+    num_ends: int = 0  # in files of versions without documents
 
 
 class TokenFile(NamedTuple):
@@ -232,24 +237,28 @@ class _Writer:
         index = sum(map(len, self.splits.values()))
         if index == len(self.num_tokens):  # otherwise, a part of it is already encoded
             self.num_tokens.append(0)
-        num_characters, total = 0, hashlib.sha256()
+        num_characters, num_ends, total = 0, 0, hashlib.sha256()
+        last = END_OF_DOCUMENT  # the block before
         for blocks in batches:
             text = "".join(blocks)
-            total.update(text.encode())
-            rest = blocks[max(0, self.num_skipped - self.num_blocks) :]
+            total.update(text.encode(errors="surrogatepass"))
+            skipped = max(0, self.num_skipped - self.num_blocks)
             self.num_blocks += len(blocks)
-            if rest:
-                ids = self.tokenizer.encode_parts(rest, continued=num_characters > 0 or len(rest) < len(blocks))
+            if rest := blocks[skipped:]:
+                is_start = [last, *blocks][skipped].endswith(END_OF_DOCUMENT)
+                ids = self.tokenizer.encode_parts(rest, continued=not is_start)
                 with naming_file(self.path):
                     self.file.write(ids.to(self.dtype).numpy().data)
                 self.num_tokens[index] += len(ids)
                 self.num_unsaved += len(text)
             num_characters += len(text)
+            num_ends += text.count(END_OF_DOCUMENT)
+            last = blocks[-1]
             if self.num_unsaved >= SAVED:
                 self._save()
             yield text
         self.splits.setdefault(split, {})[name] = TokenSplit(
-            sum(self.num_tokens[:index]), self.num_tokens[index], num_characters, total.hexdigest()[:16]
+            sum(self.num_tokens[:index]), self.num_tokens[index], num_characters, total.hexdigest()[:16], num_ends
         )
 
     def _synchronize(self) -> None:
@@ -306,14 +315,19 @@ def _between(parts: Iterable[str], begin: int, end: int) -> Iterator[str]:
 
 
 def _blocks(parts: Iterable[str]) -> Iterator[list[str]]:
-    """Divide a text into blocks, which do not depend on its parts; yield BLOCKS at a time."""
+    """Divide a text into blocks, which do not depend on its parts; yield BLOCKS at a time.
+
+    A document ends with a block.
+    """
     blocks: list[str] = []
     text, begin = "", 0
     for part in chain(_joined(parts), [None]):
         text, begin = text[begin:] + (part or ""), 0
         while len(text) - begin > (BLOCK if part is not None else 0):
-            divided = len(text) - begin > BLOCK and DIVIDED.match(text, begin, begin + BLOCK)
-            end = divided.end() if divided else begin + BLOCK
+            end = text.find(END_OF_DOCUMENT, begin, begin + BLOCK) + 1
+            if not end:
+                divided = len(text) - begin > BLOCK and DIVIDED.match(text, begin, begin + BLOCK)
+                end = divided.end() if divided else begin + BLOCK
             blocks.append(text[begin:end])
             begin = end
             if len(blocks) == BLOCKS:
@@ -352,7 +366,7 @@ def _lines(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[str]:
     """
     line = ""
     for text in texts:
-        *lines, line = (line + text).split("\n")
+        *lines, line = (line + text.replace(END_OF_DOCUMENT, "\n")).split("\n")
         if not lines:
             lines, line = [line], ""
         yield from (tokenizer.normalize(each) for each in lines if len(each) >= SHORT_LINE)

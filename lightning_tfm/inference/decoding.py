@@ -193,6 +193,7 @@ def continue_text(
     num_tokens: int,
     max_length: int,
     sample_fn: SampleFn = greedy,
+    stop_at_eos: bool = False,
 ) -> Tensor:
     """Generate the continuation (B, num_tokens) of a text.
 
@@ -203,21 +204,30 @@ def continue_text(
         num_tokens: the number of tokens to generate.
         max_length: the number of positions of the network.
         sample_fn: the function that selects the next tokens.
+        stop_at_eos: whether a continuation may end with EOS, after which it is padded; it is shorter than num_tokens
+            if all rows end earlier. Otherwise, EOS is never generated.
 
     Note:
         The network attends to at most the last max_length tokens. When its positions are used up, the last
         max_length // 2 tokens are encoded again from position 0.
     """
     text, end = tokens, tokens.size(1) + num_tokens
+    has_ended = torch.zeros_like(tokens[:, 0], dtype=torch.bool)
     while text.size(1) < end:
         seen = text if text.size(1) <= max_length else text[:, -max(1, max_length // 2) :]
         state, token = encode(seen[:, :-1]), seen[:, -1]
         for _ in range(min(max_length - seen.size(1) + 1, end - text.size(1))):
             logits, state = step(token, state)
             logits = _mask_special(logits)
-            logits[:, EOS] = -math.inf  # exactly num_tokens are generated
+            if not stop_at_eos:
+                logits[:, EOS] = -math.inf
             token = sample_fn(logits)
+            if stop_at_eos:
+                token = token.masked_fill(has_ended, PAD)
+                has_ended |= token == EOS
             text = torch.cat((text, token.unsqueeze(1)), dim=1)
+            if stop_at_eos and has_ended.all():
+                return text[:, tokens.size(1) :]
     return text[:, tokens.size(1) :]
 
 

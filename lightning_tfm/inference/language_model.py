@@ -15,19 +15,30 @@ from lightning_tfm.inference.prediction import Output, OutputStep, Score, Teache
 from lightning_tfm.inference.predictor import Predictor, clean_line
 from lightning_tfm.layers.losses import sequence_nll
 from lightning_tfm.networks import CausalNetwork
-from lightning_tfm.tokenization import BOS, EOS, PAD, Ids
+from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer
 
 
 class LanguageModelPredictor(Predictor):
-    """Predictor of the continuation of a text."""
+    """Predictor of the continuation of a text.
+
+    Args:
+        network: the network.
+        tokenizer: the tokenizer of the data.
+        stop_at_eos: whether an output ends where the network predicts EOS, as at the end of a document.
+    """
 
     network: CausalNetwork
     task = "language_model"
+    predictor_arguments = ("stop_at_eos",)
     decoding_options = ("temperature", "top_k", "top_p", "max_tokens")
     gives_scores = True
     outputs_are_long = True
-    excluded_ids = (PAD, BOS, EOS)
     default_temperature, default_max_tokens = 0.8, 500
+
+    def __init__(self, network: CausalNetwork, tokenizer: Tokenizer, stop_at_eos: bool = False) -> None:
+        super().__init__(network, tokenizer)
+        self.stop_at_eos = stop_at_eos
+        self.excluded_ids = (PAD, BOS) if stop_at_eos else (PAD, BOS, EOS)
 
     def encode_line(self, line: str) -> tuple[Ids, str]:
         ids = self.tokenize(line)
@@ -42,7 +53,7 @@ class LanguageModelPredictor(Predictor):
         for ids in sources:
             text = torch.tensor([ids], device=self.device)
             step, logits = recording(network.decode_step) if options.steps else (network.decode_step, [])
-            added = continue_text(network.encode, step, text, length, network.max_length, sample_fn)
+            added = continue_text(network.encode, step, text, length, network.max_length, sample_fn, self.stop_at_eos)
             steps = self.steps(torch.cat(logits), added[0]) if options.steps else None
             outputs.append([Output(self.tokenizer.decode(torch.cat((text, added), dim=1)[0].tolist()), steps=steps)])
         return outputs

@@ -65,7 +65,8 @@ def restore(checkpoint: dict[str, Any], path: str | Path, trust_packages: Sequen
             raise ValueError("the vocabulary does not fit the network")
         del saved["optimizer"], saved["lr_schedule"]
         if predictor_name != module_name:
-            saved = {name: saved[name] for name in predictor_class.predictor_arguments}
+            # Checkpoints of earlier versions lack arguments that have a default.
+            saved = {name: saved[name] for name in predictor_class.predictor_arguments if name in saved}
         labels = saved.get("labels", [])
         if not (isinstance(saved.get("max_target_length", 0), int) and all(isinstance(label, str) for label in labels)):
             raise ValueError("a length or a label is of another type")

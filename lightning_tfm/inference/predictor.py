@@ -59,7 +59,7 @@ class Predictor(nn.Module, ABC):
     decoding_options: ClassVar[tuple[str, ...]] = ()
     gives_scores: ClassVar[bool] = False
     outputs_are_long: ClassVar[bool] = False
-    excluded_ids: ClassVar[tuple[int, ...]] = ()
+    excluded_ids: tuple[int, ...] = ()
 
     def __init__(self, network: Network, tokenizer: Tokenizer) -> None:
         super().__init__()

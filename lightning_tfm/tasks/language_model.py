@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -10,6 +11,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_tfm.data import Batch, MixtureDataset, TextDataModule, TextDataset
+from lightning_tfm.errors import UserError
 from lightning_tfm.inference import LanguageModelPredictor
 from lightning_tfm.layers.losses import sequence_nll, token_nll
 from lightning_tfm.networks import CausalNetwork
@@ -33,6 +35,7 @@ class LanguageModel(TaskModule, LanguageModelPredictor):
         lr_schedule: the schedule of the learning rate.
         pretrained: a Hugging Face folder with a GPT-2, Llama or Qwen 3 of the network's settings, from whose weights
             training starts; requires the tokenizer in the folder.
+        stop_at_eos: whether outputs end where the network predicts EOS; None if they do for documents that end with it.
     """
 
     network: CausalNetwork
@@ -45,9 +48,16 @@ class LanguageModel(TaskModule, LanguageModelPredictor):
         optimizer: OptimizerCallable = AdamW,
         lr_schedule: LRSchedule = LRSchedule(),
         pretrained: str | None = None,
+        stop_at_eos: bool | None = None,
     ) -> None:
-        super().__init__(network, tokenizer, optimizer, lr_schedule)
+        if stop_at_eos and network.hyper_parameters.get("text_only"):
+            raise UserError("text_only must be false for documents that end with EOS, which would have probability 0")
+        super().__init__(network, tokenizer, optimizer, lr_schedule, stop_at_eos=bool(stop_at_eos))
         self.pretrained = pretrained
+
+    @classmethod
+    def data_settings(cls, data: TextDataModule) -> dict[str, Any]:
+        return super().data_settings(data) | {"stop_at_eos": data.marks_ends}
 
     def load_pretrained(self) -> None:
         if self.pretrained is not None:

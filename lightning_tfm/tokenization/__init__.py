@@ -5,6 +5,7 @@ from lightning_tfm.tokenization.subwords import SubwordTokenizer, read_tokenizer
 from lightning_tfm.tokenization.symbols import SymbolTokenizer
 from lightning_tfm.tokenization.tokenizer import (
     BOS,
+    END_OF_DOCUMENT,
     EOS,
     NUM_SPECIAL,
     PAD,
@@ -27,6 +28,7 @@ from lightning_tfm.tokenization.words import WordTokenizer
 
 __all__ = [
     "BOS",
+    "END_OF_DOCUMENT",
     "EOS",
     "NUM_SPECIAL",
     "PAD",

@@ -6,7 +6,6 @@ import json
 from array import array
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenization.tokenizer import NUM_SPECIAL, Tokenizer, strip_special
+from lightning_tfm.tokenization.tokenizer import END_OF_DOCUMENT, EOS, NUM_SPECIAL, Tokenizer, strip_special
 
 SPACE = "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"
 """Character for a space in the tokens of a byte-level vocabulary."""
@@ -76,14 +75,18 @@ class SubwordTokenizer(Tokenizer):
         return [[id + NUM_SPECIAL for id in encoding.ids] for encoding in encodings]
 
     def encode_parts(self, parts: Sequence[str], continued: bool) -> Tensor:
-        starts, rest = ([], parts) if continued else (parts[:1], parts[1:])
-        encodings = chain(
-            self.model.encode_batch_fast(starts, add_special_tokens=False),
-            self._rest_model.encode_batch_fast(rest, add_special_tokens=False),
-        )
+        ends = [part.endswith(END_OF_DOCUMENT) for part in parts]
+        starts = [not continued, *ends[:-1]]
+        texts: tuple[list[str], list[str]] = [], []  # the rest of a source, and starts
+        for part, is_start in zip(parts, starts, strict=True):
+            texts[is_start].append(part.removesuffix(END_OF_DOCUMENT))
+        models = self._rest_model, self.model
+        encodings = [iter(m.encode_batch_fast(t, add_special_tokens=False)) for m, t in zip(models, texts, strict=True)]
         ids = array("i")  # several times as fast to fill as a tensor
-        for encoding in encodings:
-            ids.fromlist(encoding.ids)
+        for is_start, is_end in zip(starts, ends, strict=True):
+            ids.fromlist(next(encodings[is_start]).ids)
+            if is_end:
+                ids.append(EOS - NUM_SPECIAL)
         return torch.frombuffer(ids, dtype=torch.int32).add_(NUM_SPECIAL) if ids else torch.empty(0, dtype=torch.int32)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -16,7 +16,16 @@ from torch import Tensor
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.system.memory import in_parts
-from lightning_tfm.tokenization.tokenizer import NUM_SPECIAL, PAD, UNKNOWN, Tokenizer, normalize_text, strip_special
+from lightning_tfm.tokenization.tokenizer import (
+    END_OF_DOCUMENT,
+    EOS,
+    NUM_SPECIAL,
+    PAD,
+    UNKNOWN,
+    Tokenizer,
+    normalize_text,
+    strip_special,
+)
 
 
 class SymbolTokenizer(Tokenizer):
@@ -110,6 +119,7 @@ class SymbolTokenizer(Tokenizer):
         characters = [(ord(symbol), id) for symbol, id in self._ids.items() if len(symbol) == 1]
         points, ids = torch.tensor(characters, dtype=torch.int32).view(-1, 2).T
         table[points] = ids
+        table[ord(END_OF_DOCUMENT)] = EOS
         return table
 
     def _are_characters(self, are_targets: bool) -> bool:

@@ -26,6 +26,9 @@ Ids = list[int] | list[tuple[int, ...]]
 UNKNOWN, UNKNOWN_ID = "\N{REPLACEMENT CHARACTER}", NUM_SPECIAL
 """Symbol and id of out-of-vocabulary symbols."""
 
+END_OF_DOCUMENT = "\udfff"
+"""Mark of the end of a document in a text of several documents: a lone surrogate, which no valid text contains."""
+
 
 NAMED = 3
 """Maximum number of symbols that a message names."""
@@ -149,8 +152,9 @@ class Tokenizer(ABC):
         """Encode a source in parts, for tokenizers with one id per token.
 
         Args:
-            parts: consecutive parts of the source, which are encoded in parallel where possible.
-            continued: whether other parts precede them.
+            parts: consecutive parts of the source, which are encoded in parallel where possible. After a part that
+                ends with END_OF_DOCUMENT, which is encoded as EOS, another source begins.
+            continued: whether other parts of the source precede them.
 
         Returns:
             The ids of all parts, as int32 (N).
