@@ -21,7 +21,7 @@ MAX_PAGE_SIZE = 5_000_000
 
 
 def report(arguments: list[str]) -> int:
-    """Write the page, and omit predictions and attention examples if it would be larger than MAX_PAGE_SIZE."""
+    """Write the page."""
     options = make_parser().parse_args(arguments)
     folders = [named_run(run).folder for run in options.runs]
     is_folder = options.output.endswith("/") or Path(options.output).is_dir()
@@ -41,6 +41,21 @@ def report(arguments: list[str]) -> int:
         if row["note"]:
             rank_zero_print(f"no output of {name} for {row['input']!r}: {row['note']}")
     explorer = explorer_page(pages, options.trust_package) if options.live else ""
+    write_text(output, page_of(pages, explorer))
+    print(output)
+    return 0
+
+
+def page_of(pages: Sequence[RunPage], explorer: str = "") -> str:
+    """Return the page, without some predictions and attention examples if it would be larger than MAX_PAGE_SIZE.
+
+    Args:
+        pages: the content, from which they are deleted.
+        explorer: the page of the explorer, see `explorer_page`, whose size does not count.
+
+    Raises:
+        UserError: if the page is larger without any of them.
+    """
     text, halved = render(pages, explorer), 0
     while len(text.encode()) - len(explorer.encode()) > MAX_PAGE_SIZE:
         if not any(page.predictions or page.attention or page.history for page in pages):
@@ -57,9 +72,7 @@ def report(arguments: list[str]) -> int:
             f"the page is limited to {MAX_PAGE_SIZE:,} bytes: it shows 1/{2**halved} of the predictions and attention "
             "examples"
         )
-    write_text(output, text)
-    print(output)
-    return 0
+    return text
 
 
 def explorer_page(pages: Sequence[RunPage], trust_packages: Sequence[str]) -> str:

@@ -61,7 +61,7 @@ def with_options(arguments: list[str], folder: Path, read: Callable[[Path], dict
             f"`lightning-tfm fit`, does not; try lightning-tfm {command} --config YAML --ckpt_path CHECKPOINT"
         )
     try:
-        name, settings = Path(experiment["name"]).name, _settings(experiment["config"], path)
+        name, settings = Path(experiment["name"]).name, portable_settings(experiment["config"], path)
         name.encode()  # a name that is not valid Unicode could not be written to files
         config = folder / f"{name if name.strip('.') else 'unnamed'}.yaml"
         config.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
@@ -73,7 +73,7 @@ def with_options(arguments: list[str], folder: Path, read: Callable[[Path], dict
     return [command, "--config", str(config), "--ckpt_path", str(path), *options[1:]]
 
 
-def _settings(text: str, path: Path) -> dict[str, Any]:
+def portable_settings(text: str, path: Path) -> dict[str, Any]:
     """Return the settings in a checkpoint, except for those that name a place to write to or an account.
 
     Raises:
