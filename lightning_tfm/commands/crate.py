@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 import yaml
 
+from lightning_tfm.config.settings import parse_yaml
 from lightning_tfm.config.trust import trusted
 from lightning_tfm.data.text_files import list_files
 from lightning_tfm.runs.record import Run, is_per_category
@@ -118,12 +119,12 @@ def write_texts(folder: Path, names: Mapping[str, str], runs: Mapping[str, Run],
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def card_results(text: str) -> dict[str, dict[str, float]]:
+def card_results(path: Path) -> dict[str, dict[str, float]]:
     """Return the metrics in the metadata of a card, by the folder of their run; raise an exception without any."""
-    _, header, _ = text.split("---\n", 2)
+    _, header, _ = path.read_text(encoding="utf-8").split("---\n", 2)
     return {
         model["name"]: {metric["name"]: metric["value"] for result in model["results"] for metric in result["metrics"]}
-        for model in yaml.safe_load(header)["model-index"]
+        for model in parse_yaml(header, path, "PACK")["model-index"]
     }
 
 
@@ -208,7 +209,7 @@ def named_files(arguments: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of files, folders and downloads in the arguments of a data module."""
     for setting in sorted(DATA_FILES & arguments.keys()):
         value = arguments[setting]
-        yield from [value] if isinstance(value, str) else value or ()
+        yield from [value] if isinstance(value, str) else value if isinstance(value, list | dict) else ()
 
 
 def with_names(arguments: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import shutil
@@ -87,6 +86,7 @@ def pack(arguments: list[str]) -> int:
             place = f"run_{number}"
             names[place] = _stage(run, folder / place, statement, not options.no_patch)
             staged[place] = Run(folder / place)
+        _check_private(folder)  # the other texts are made of these
         points = POINTS // len(runs)
         pages = [collect_run(run.folder, place, points, options.trust_package) for place, run in staged.items()]
         for run in staged.values():
@@ -94,7 +94,6 @@ def pack(arguments: list[str]) -> int:
         (folder / PAGE).write_text(page_of(pages), encoding="utf-8")
         write_texts(folder, names, staged, statement)
         write_json(folder / CRATE, crate(folder, names, staged, statement))
-        _check_private(folder)
         write_archive(folder, options.output)
     size = options.output.stat().st_size
     print(f"{options.output}: {size / 1e6:,.1f} MB\nSHA-256, to publish beside it: {sha256(options.output)}")
@@ -203,7 +202,7 @@ def _write_model(checkpoint: Mapping[str, Any], name: str, folder: Path) -> None
     weights = {name: weight.clone().contiguous() for name, weight in checkpoint["state_dict"].items()}
     save_file(weights, folder / WEIGHTS, {"format": "pt"})
     entries = {entry: checkpoint[entry] for entry in ENTRIES if entry in checkpoint}
-    write_json(folder / MODEL, {"name": name, "checkpoint": without_places(entries)})
+    write_json(folder / MODEL, {"name": name, "checkpoint": entries})
 
 
 def restored(folder: Path) -> dict[str, Any]:
@@ -242,11 +241,14 @@ def _check_private(folder: Path) -> None:
         for name, value in os.environ.items()
         if re.search("KEY|TOKEN|SECRET|PASSW", name, re.IGNORECASE) and len(value) >= 8
     ]
-    places = [str(Path.home()), f"/{getpass.getuser()}", f"\\{getpass.getuser()}"]
-    private = re.compile("|".join([*map(re.escape, environment), *(rf"{re.escape(place)}(?!\w)" for place in places)]))
+    home, user = Path.home(), os.environ.get("LOGNAME") or os.environ.get("USERNAME")
+    known = [*map(re.escape, environment)]
+    known += [rf"{re.escape(str(home))}(?!\w)"] if len(home.parts) > 1 else []
+    known += [rf"(?<![\w./:\\])([A-Za-z]:)?[/\\]([\w.-]+[/\\])*{re.escape(user)}(?!\w)"] if user else []
+    private = re.compile("|".join(known) or "(?!)")
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if not path.is_file() or path.suffix in (".png", ".safetensors") or f"/{DATA}/" in name:
+        if not path.is_file() or path.suffix in (".ckpt", ".png", ".safetensors") or f"/{DATA}/" in name:
             continue
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
             kind = "what looks like a secret" if SECRET.search(line) else "a secret or a folder of the user"

@@ -194,7 +194,7 @@ class PackedRun:
         return [self._claim("weights", "", f"{number} tensors, read as data only", True)]
 
     def _card(self) -> list[Claim]:
-        stated = card_results((self.run.folder.parent / CARD).read_text(encoding="utf-8"))[self.run.folder.name]
+        stated = card_results(self.run.folder.parent / CARD)[self.run.folder.name]
         wrong = [name for name, value in stated.items() if not _is_equal(value, self.run.summary.metrics.get(name))]
         found = f"other {', '.join(wrong)}" if wrong else "equal"
         return [self._claim("model card", f"{len(stated)} metrics", found, not wrong)]
@@ -247,7 +247,7 @@ class PackedRun:
         return [*claims, self._predictions(tested, is_same)]
 
     def _predictions(self, tested: Run, is_same: bool) -> Claim:
-        keys = ("split", "source", "target", "prediction", *(["nll"] if is_same else []))
+        keys = ("split", "source", "target", "prediction", "correct", *(["nll"] if is_same else []))
         pairs = [*itertools.zip_longest(self.run.predictions, tested.predictions, fillvalue={})]
         number = sum(any(not _is_equal(*(line.get(key) for line in pair)) for key in keys) for pair in pairs)
         allowed = 0 if is_same else 1 + TOLERANCE * len(pairs)
@@ -258,7 +258,8 @@ class PackedRun:
 
     def _training(self) -> list[Claim]:
         """Train again, and compare the weights of the best checkpoint, the logged metrics and the predictions."""
-        if any("fork" in start or start["checkpoint"] for start in self.run.starts):
+        begins_elsewhere = any("fork" in start or start["checkpoint"] for start in self.run.starts)
+        if begins_elsewhere or self.run.config["model"]["init_args"].get("pretrained"):
             found = "it begins with the weights of another run, which the pack does not hold"
             return [Claim(self.run.folder.name, "training", "", found, UNCHECKED)]
         arguments = ["--config", str(self.config), "--name", f"trained_{self.run.folder.name}", *self.trusted]
