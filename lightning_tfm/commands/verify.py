@@ -38,6 +38,7 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.fit.arguments import portable_settings
 from lightning_tfm.fit.cli import run as run_cli
 from lightning_tfm.runs.children import ChildRun, run_children
+from lightning_tfm.runs.names import named_checkpoint
 from lightning_tfm.runs.record import Run, is_per_category
 from lightning_tfm.system.stored_zip import read_archive
 from lightning_tfm.system.terminal import LiteralConsole, print_table
@@ -232,23 +233,24 @@ class PackedRun:
             for split, fingerprint in before["data_fingerprint"].items()
         ]
         for name in ("parameters", "seed"):
-            values = [str(getattr(summary, name)) for summary in (recorded, tested.summary)]
-            claims.append(self._claim(name, *values, values[0] == values[1]))
+            value, other = (str(getattr(summary, name)) for summary in (recorded, tested.summary))
+            claims.append(self._claim(name, value, other, value == other))
         sizes = before.get("data_sizes", {})
-        for name, value in recorded.metrics.items():
+        for name, metric in recorded.metrics.items():
             found = tested.summary.metrics.get(name)
-            holds = _is_equal(value, found)
+            holds = _is_equal(metric, found)
             if not holds and not is_same and found is not None:
                 split = name.split("/")[1] if name.split("/")[1] in sizes else recorded.split
                 is_of_tokens = name.partition("/")[2] in recorded.token_metrics
                 example = 0.0 if is_of_tokens else 1 / sizes.get(split, math.inf)
-                holds = abs(found - value) <= TOLERANCE * abs(value) + example
-            claims.append(self._claim(name, repr(value), repr(found), holds))
+                holds = abs(found - metric) <= TOLERANCE * abs(metric) + example
+            claims.append(self._claim(name, repr(metric), repr(found), holds))
         return [*claims, self._predictions(tested, is_same)]
 
     def _predictions(self, tested: Run, is_same: bool) -> Claim:
         keys = ("split", "source", "target", "prediction", "correct", *(["nll"] if is_same else []))
-        pairs = [*itertools.zip_longest(self.run.predictions, tested.predictions, fillvalue={})]
+        lines: list[Sequence[Any]] = [self.run.predictions, tested.predictions]
+        pairs = [*itertools.zip_longest(*lines, fillvalue={})]
         number = sum(any(not _is_equal(*(line.get(key) for line in pair)) for key in keys) for pair in pairs)
         allowed = 0 if is_same else 1 + TOLERANCE * len(pairs)
         return self._claim("predictions", f"{len(self.run.predictions)}", f"{number} differ", number <= allowed)
@@ -260,16 +262,16 @@ class PackedRun:
         """Train again, and compare the weights of the best checkpoint, the logged metrics and the predictions."""
         begins_elsewhere = any("fork" in start or start["checkpoint"] for start in self.run.starts)
         if begins_elsewhere or self.run.config["model"]["init_args"].get("pretrained"):
-            found = "it begins with the weights of another run, which the pack does not hold"
-            return [Claim(self.run.folder.name, "training", "", found, UNCHECKED)]
+            reason = "it begins with the weights of another run, which the pack does not hold"
+            return [Claim(self.run.folder.name, "training", "", reason, UNCHECKED)]
         arguments = ["--config", str(self.config), "--name", f"trained_{self.run.folder.name}", *self.trusted]
         (child,) = run_children([lambda: ChildRun(arguments, self.work / "training.log")])
         if child.process.returncode:
             return [self._claim("training", "", child.last_line, False)]
         trained = Run(self.work / f"trained_{self.run.folder.name}" / "version_0")
-        weights = [read(path) for path in (self.checkpoint, trained.checkpoint(Run.BEST, Run.LAST))]
+        weights = [read(path) for path in (self.checkpoint, named_checkpoint(trained.folder))]
         found = [
-            *(difference["name"] for part in different_states(*weights).values() for difference in part),
+            *(f"{len(rows)} differences of the {part}" for part, rows in different_states(*weights).items() if rows),
             *(f"{row['name']}: {' and '.join(map(shown, row['values']))}" for row in first_results(self.run, trained)),
         ]
         others = [f"other {row['name']}" for row in different_environments(self.run, trained)] if found else []
