@@ -62,8 +62,8 @@ def texts_without_encoding(source):
             continue
         *_, owner, name = ["", *ast.unparse(node.func).split(".")]
         keywords = {keyword.arg for keyword in node.keywords}
-        binary = re.search(r"'[rwa]\+?b'", " ".join(map(ast.unparse, node.args)))
-        opens = name == "open" and owner not in ("os", "tarfile", "Image") and not binary
+        binary = re.search(r"'[rwax]\+?b'", " ".join(map(ast.unparse, node.args)))
+        opens = name == "open" and owner not in ("archive", "os", "tarfile", "Image") and not binary
         reads = name in ("read_text", "write_text") and owner  # those without an owner are ours, in UTF-8
         runs = "text" in keywords and name not in ("encode", "_replace")  # of a subprocess, not of a chart or a tuple
         if (opens or reads or runs) and "encoding" not in keywords:
