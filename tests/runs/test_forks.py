@@ -149,7 +149,7 @@ def test_the_lineage_is_recorded_and_shown(parent, command, monkeypatch):
     assert start["fork"]["checkpoint"] == kept[-64:].decode()
     assert start["changed_settings"] == {LR: [0.003, 0.001], "trainer.max_steps": [60, 40]}
     assert yaml.safe_load((folder / "config.yaml").read_text())["ckpt_path"] is None
-    changes = "model.optimizer.lr 0.001, trainer.max_steps 40"
+    changes = "trainer.max_steps 40, model.optimizer.lr 0.001"
     assert re.search(f"\n *  copy_gpt/version_1 .* fork copy_gpt/version_0@33, {changes}\n", command("runs").out)
     assert collect_run(folder, "fork", 100, []).facts["fork of"] == "runs/copy_gpt/version_0 at step 33"
 
