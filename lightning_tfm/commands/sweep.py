@@ -222,8 +222,11 @@ class Worker:
                 grace_period=GRACE_PERIOD,
                 heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
             )
+        # The lock of the file is a symbolic link to it. The link of a killed worker is replaced after half a minute,
+        # but only if it can be followed, so the name must be absolute: links are relative to their own folders.
+        journal = str((self.folder / "study.log").resolve())
         study = optuna.create_study(
-            storage=self.database or JournalStorage(JournalFileBackend(str(self.folder / "study.log"))),
+            storage=self.database or JournalStorage(JournalFileBackend(journal)),
             pruner=self.file.pruner,
             study_name=self.folder.name,
             direction=self.file.goal,

@@ -8,6 +8,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import sqlite3
 import sys
@@ -20,6 +21,7 @@ from types import SimpleNamespace
 import optuna
 import pytest
 import yaml
+from optuna.storages.journal import JournalFileSymlinkLock
 
 from lightning_tfm.commands import sweep
 from lightning_tfm.commands.sweep import MAX_KILLS, Worker, describe, make_parser
@@ -454,6 +456,7 @@ def test_killed_sweep_equals_undisturbed_sweep(number, undisturbed, tmp_path):
                 break
             child, run_cap = None, run_cap + 2
             continue
+        assert kills < number, "the sweep does not end"
         kills += 1
         if kill_something(child.process.pid, chance):
             child.process.join()
@@ -462,6 +465,17 @@ def test_killed_sweep_equals_undisturbed_sweep(number, undisturbed, tmp_path):
     for trial, row in expected.items():
         assert trials[trial] | {"rank": ""} == row | {"rank": ""}
     assert len(trials) == run_cap
+
+
+@pytest.mark.run
+@pytest.mark.soak  # half a minute without work
+def test_a_sweep_goes_on_if_a_worker_was_killed_while_it_wrote_the_study(undisturbed, tmp_path):
+    """The worker leaves the lock of the study."""
+    shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
+    (study,) = tmp_path.glob("runs/sweeps/*/study.log")
+    JournalFileSymlinkLock(str(study)).acquire()
+    start("sweep", tiny(tmp_path, run_cap=TINY["run_cap"] + 1), cwd=tmp_path, forks=True).finish()
+    assert len(read_table(tmp_path)) == TINY["run_cap"] + 1
 
 
 @pytest.mark.parametrize(
