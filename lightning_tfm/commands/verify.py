@@ -1,4 +1,4 @@
-"""`lightning-tfm verify`: verify a pack: checksums, data, metrics and, if wanted, the training."""
+"""`lightning-tfm verify`: verify the files, data, results and training of a pack."""
 
 from __future__ import annotations
 
