@@ -284,13 +284,13 @@ def test_notes_may_begin_with_address(parse_only, fit_with):
 
 
 def test_current_folder_imports_trusted_package_only(monkeypatch):
-    for name in ("planted", "planted_optional", "yaml"):
+    for name in ("stranger", "stranger_optional", "yaml"):
         Path(f"{name}.py").write_text(PLANTED)
     Path("mine").mkdir()
     Path("mine/part.py").write_text("value = 7")
     search_current_folder(["mine.part", "other"])
     assert importlib.import_module("mine.part").value == 7
-    for name in ("planted", "planted_optional"):
+    for name in ("stranger", "stranger_optional"):
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module(name)
     assert not Path("canary").exists()
