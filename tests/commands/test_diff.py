@@ -155,13 +155,13 @@ def trained(tmp_path_factory, command, tmp_path, monkeypatch):
 
     def trained(model, name="first", fault=None, keeps=()):
         def train(cwd):
-            (cwd / "planted.py").write_text(PLANTED)
-            callbacks = {"trainer.callbacks": "[{class_path: planted.Fault}]", "trainer.max_steps": STEPS}
+            (cwd / "planted_fault.py").write_text(PLANTED)
+            callbacks = {"trainer.callbacks": "[{class_path: planted_fault.Fault}]", "trainer.max_steps": STEPS}
             intervals = {"trainer.val_check_interval": 4, "checkpoint.keep_last": 2}
-            start(*fit(model, "--trust-package=planted", **callbacks, **intervals), cwd=cwd).finish()
+            start(*fit(model, "--trust-package=planted_fault", **callbacks, **intervals), cwd=cwd).finish()
 
         made = made_once(f"traced_{model}", train, tmp_path_factory)
-        shutil.copy(made / "planted.py", tmp_path)
+        shutil.copy(made / "planted_fault.py", tmp_path)
         run = shutil.copytree(made / f"runs/copy_{model}/version_0", tmp_path / "runs" / model / name)
         if fault is not None:
             config = yaml.safe_load((run / "config.yaml").read_text())
@@ -179,7 +179,7 @@ def trained(tmp_path_factory, command, tmp_path, monkeypatch):
 
 def traced(command, *runs, status=1):
     """Return the trace of two runs."""
-    printed = command("diff", *runs, "--trace", "--json", "--trust-package=planted", status=status).out
+    printed = command("diff", *runs, "--trace", "--json", "--trust-package=planted_fault", status=status).out
     return json.loads(printed)["trace"]
 
 
@@ -267,7 +267,7 @@ def test_run_that_does_not_repeat_its_record(trained, command):
         {"name": f"train/loss at step {step} of {Path('runs/gpt/second')}", "values": [2.5, recorded]}
     ]
     assert found["difference"] is None
-    printed = command("diff", *runs, "--trace", "--trust-package=planted", status=1).out
+    printed = command("diff", *runs, "--trace", "--trust-package=planted_fault", status=1).out
     assert f"the run does not repeat: train/loss at step {step} of runs/gpt/second was 2.5, and is now" in printed
 
 
@@ -327,7 +327,7 @@ def test_trace_names_changed_code(trained, command, tmp_path):
         shutil.rmtree(run)
         run.mkdir()
         (run / "config.yaml").write_text(yaml.safe_dump(config))
-    printed = command("diff", *runs, "--trace", "--trust-package=own,planted", "--json", status=1).out
+    printed = command("diff", *runs, "--trace", "--trust-package=own,planted_fault", "--json", status=1).out
     content = json.loads(printed)
     assert {"name": "model.network", "values": ["Before", "After"]} in content["differences"]["settings"]
     found = content["trace"]["difference"]
@@ -336,8 +336,8 @@ def test_trace_names_changed_code(trained, command, tmp_path):
 
 def test_changed_code_is_not_the_recorded_one(trained, command, tmp_path):
     runs = trained("gpt"), trained("gpt", "second")
-    planted = (tmp_path / "planted.py").read_text()
-    (tmp_path / "planted.py").write_text(planted.replace('kind: str = "none"', 'kind: str = "dropout"'))
+    planted = (tmp_path / "planted_fault.py").read_text()
+    (tmp_path / "planted_fault.py").write_text(planted.replace('kind: str = "none"', 'kind: str = "dropout"'))
     for run in runs:
         (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("kind: none", "kind: dropout"))
     found = traced(command, *runs)
@@ -349,8 +349,8 @@ def test_trace_refuses_what_it_cannot_repeat(trained, command, mistake):
     runs = trained("gpt"), trained("gpt", "second")
     assert "--trace needs two runs" in mistake("diff", runs[0], EXPERIMENTS / "copy_gpt.yaml", "--trace")
     config = runs[1] / "config.yaml"
-    config.write_text(config.read_text().replace("planted.Fault", "planted.Missing"))
-    error = command("diff", *runs, "--trace", "--trust-package=planted", status=2).err
+    config.write_text(config.read_text().replace("planted_fault.Fault", "planted_fault.Missing"))
+    error = command("diff", *runs, "--trace", "--trust-package=planted_fault", status=2).err
     assert "RUN must be a run that can be trained again, but 'runs/gpt/second' is not: " in error
     starts = json.loads((runs[0] / "provenance.json").read_text())
     (runs[0] / "provenance.json").write_text(json.dumps([starts[0] | {"processes": 2}]))
@@ -446,7 +446,7 @@ def test_configurations(command, mistake, trained):
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["model"]["init_args"]["optimizer"]["init_args"]["lr"] = 0.5
     (run.parents[2] / "own.yaml").write_text(yaml.safe_dump(config))
-    printed = command("diff", run, "own.yaml", "--trust-package=planted", "--json", status=1).out
+    printed = command("diff", run, "own.yaml", "--trust-package=planted_fault", "--json", status=1).out
     assert json.loads(printed)["differences"] == {"settings": [{"name": "model.optimizer.lr", "values": [0.003, 0.5]}]}
     assert "did you mean 'copy_gpt'" in mistake("diff", "copy_gtp.yaml", "copy_gpt.yaml")
     assert "there is no run 'copy_gpt'" in mistake("diff", "copy_gpt", "copy_gpt.yaml")  # without a suffix, a run
