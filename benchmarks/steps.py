@@ -330,6 +330,45 @@ def gpt_steps(full: bool) -> Iterator[Row]:
             yield compared(name + kind, "tokens/s", target, *sides, same_logits, note=note)
 
 
+GPT_SETTINGS: dict[str, dict[str, Any]] = {
+    "no bias": {"bias": False},
+    "RMSNorm": {"norm_type": "rms"},
+    "SwiGLU": {"activation": "swiglu"},
+    "squared ReLU": {"activation": "relu_squared"},
+    "2 key-value heads": {"num_kv_heads": 2},
+    "QK-norm": {"qk_norm": True},
+    "heads of width 64": {"d_head": 64},
+    "rotary positions": {"positions": "rotary"},
+    "window of 64": {"window": 64},
+    "untied head": {"tie_embeddings": False},
+    "capped logits": {"logit_cap": 30.0},
+}
+"""Settings of GPT by the names of their rows, each of which differs from the default in one of them."""
+
+SETTING_STEPS = 4
+"""Number of steps in a block of `gpt_settings`, which takes about a second."""
+
+
+def both_sizes(ours: Facts, peer: Facts) -> str:
+    """Return the numbers of parameters of both sides, whose networks differ."""
+    return f"{ours['parameters']:,} and {peer['parameters']:,} parameters"
+
+
+def build_gpt_with(settings: dict[str, Any]) -> Built:
+    """Build the training step of a GPT with settings, on windows of 256 tokens."""
+    torch.manual_seed(0)
+    network = GPT(**GPT_SIZE | {"max_length": 256} | settings)
+    work = repeated(our_step(network, clip=1.0), windows(8, 256, number=8), SETTING_STEPS)
+    return Built({"parameters": parameters_of(network)}, work)
+
+
+def gpt_settings(full: bool) -> Iterator[Row]:
+    """Measure training steps of GPT with each setting against the default, with 8 windows of 256 tokens in a batch."""
+    for name, settings in GPT_SETTINGS.items():
+        sides = (Side(build_gpt_with, each, threads=1) for each in (settings, {}))
+        yield compared(f"GPT with {name} / default", "tokens/s", "", *sides, both_sizes, note="one thread")
+
+
 def date_data() -> Date:
     """Return a data module of dates, set up for training."""
     data = Date(train_size=20_000, val_size=1, test_size=1, batch_size=32, seed=0)

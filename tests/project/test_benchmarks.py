@@ -387,6 +387,7 @@ BOTH = {
     "Transformer / torch, dropouts": (COPY, ("pre", "torch with our dropouts"), steps.same_tensors),
     "GPT / nanoGPT": (partial(GPT_STEP, bias=False), ("ours", "nano"), steps.same_logits),
     "GPT / Hugging Face": (partial(GPT_STEP, bias=True), ("ours as huggingface", "huggingface"), steps.same_logits),
+    "GPT with a setting": (steps.build_gpt_with, ({"norm_type": "rms"}, {}), steps.both_sizes),
     "attention LSTM": (steps.build_dates, ("ours", "tutorial"), steps.like_parameters),
     "without attention": (limits.build_lstm_limit, ("without attention",) * 2, limits.unchecked),
     "products": (LIMIT, ("products", "products"), steps.same_parameters),
