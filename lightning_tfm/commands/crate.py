@@ -64,7 +64,7 @@ UNKNOWN = "**to be filled in**"
 
 @dataclass(frozen=True)
 class Statement:
-    """What only the author of a pack knows; None if it is not given.
+    """Metadata that the author of a pack provides, each None by default.
 
     Attributes:
         author: the name of the author.
@@ -98,7 +98,7 @@ def write_texts(folder: Path, names: Mapping[str, str], runs: Mapping[str, Run],
         folder: the folder of the pack.
         names: the name of the experiment of each run, by its folder in the pack.
         runs: the runs in the same way.
-        statement: what only the author knows.
+        statement: the metadata that the author provides.
     """
     import jinja2
 
@@ -161,7 +161,7 @@ def croissant(run: Run, name: str, files: Mapping[str, Path], statement: Stateme
         run: the packed run.
         name: the name of its experiment.
         files: the local files, by their path in the folder of the run.
-        statement: what only the author knows.
+        statement: the metadata that the author provides.
     """
     import mlcroissant
 
@@ -233,7 +233,7 @@ def is_inside(name: str) -> bool:
         and not path.is_absolute()
         and name[0] not in "~."
         and not {*"\\:$"} & {*name}
-        and (".." not in path.parts)
+        and ".." not in path.parts
     )
 
 

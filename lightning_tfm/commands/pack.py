@@ -251,7 +251,8 @@ def _check_private(folder: Path) -> None:
         if not path.is_file() or path.suffix in (".ckpt", ".png", ".safetensors") or f"/{DATA}/" in name:
             continue
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
-            kind = "what looks like a secret" if SECRET.search(line) else "a secret or a folder of the user"
-            if SECRET.search(line) or private.search(line):
+            is_secret = SECRET.search(line)
+            if is_secret or private.search(line):
+                kind = "what looks like a secret" if is_secret else "a secret or a folder of the user"
                 mend = "--no-patch leaves it out" if path.suffix == ".diff" else "remove it from the run"
                 raise UserError(f"a pack must hold nothing private, but line {number} of {name} holds {kind}; {mend}")
