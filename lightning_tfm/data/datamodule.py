@@ -69,7 +69,8 @@ class TaskDataModule(LightningDataModule, ABC):
             if value is None or value < least:  # the parser accepts null
                 raise UserError(f"{name} must be at least {least}, but is {value}")
         self.tokenizer = tokenizer
-        self.vocab_size, self.feature_ids = tokenizer.vocab_size, tokenizer.feature_ids
+        self.vocab_size = tokenizer.vocab_size
+        self.feature_ids, self.target_ids = tokenizer.feature_ids, tokenizer.target_ids
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers

@@ -239,19 +239,19 @@ class HardMonotonicAttention(AdditiveScores):
     MAX_DISTANCE = 4
 
     NEVER = -1e4
-    """Log probability of the impossible, whose exponential is 0, but whose sums and gradients are finite."""
+    """Score of padding, whose softmax is 0, also if all keys are padding."""
 
     def __init__(self, d_query: int, d_memory: int, d_attention: int) -> None:
         super().__init__(d_query, d_memory, d_attention)
         self.distance = Linear(d_attention, self.MAX_DISTANCE + 1)
 
     def start(self, mask: Tensor) -> Tensor:
-        """Return the log probabilities (B, S) before the first query, which may attend to all keys of mask (B, S)."""
-        never = torch.full(mask.shape, self.NEVER, device=mask.device)
-        return F.pad(never[:, 1:], (1, 0))
+        """Return the weights (B, S) before the first query, which may attend to all keys of mask (B, S)."""
+        zeros = torch.zeros(mask.shape, device=mask.device)
+        return F.pad(zeros[:, 1:], (1, 0), value=1)
 
     def forward(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor, tokens: Tensor) -> Tensor:
-        """Return the log probability (B, T, S) that each query attends to each key, given all tokens before it.
+        """Return the weights (B, T, S): the probabilities that a query attends to a key, given all tokens before it.
 
         The forward algorithm (Wu & Cotterell 2019, equation 8), divided by the probability of the tokens so far.
 
@@ -259,42 +259,42 @@ class HardMonotonicAttention(AdditiveScores):
             query: the queries (B, T, D).
             keys: the keys `self.k_proj(memory)` (B, S, A).
             mask: the mask (B, S), True at keys that are not padding.
-            previous: the log probability (B, S) that the query before the first attended to each key; see `start`.
-            tokens: the log probability (B, T, S) of the token before each query, if the query before attended to a key.
+            previous: the weights (B, S) of the query before the first; see `start`.
+            tokens: the probability (B, T, S) of the token before each query, if the query before attended to a key.
         """
-        return self._log_weights(query, keys, mask, previous, tokens)
+        return self._weights(query, keys, mask, previous, tokens)
 
     def _transitions(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-        """Return the log probability (B, T, S, S) of moving from each key to each key before a query."""
+        """Return the probability (B, T, S, S) of moving from each key to each key before a query."""
         hidden = self._activate(self.q_proj(query).unsqueeze(2) + keys.unsqueeze(1))  # (B, T, S, A)
         scores = at_least_float32(self._scores(hidden)).masked_fill(~mask.unsqueeze(1), self.NEVER)  # (B, T, S)
         places = torch.arange(mask.size(1), device=mask.device)
         distances = places - places.unsqueeze(1)  # (S, S), from a key to a key
         index = distances.clamp(0, self.MAX_DISTANCE).expand(*scores.shape, -1)
         scores = scores.unsqueeze(2) + at_least_float32(self.distance(hidden)).gather(3, index)
-        return scores.masked_fill(distances < 0, -math.inf).log_softmax(3)
+        return scores.masked_fill(distances < 0, -math.inf).softmax(3)
 
-    def _log_weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor, tokens: Tensor) -> Tensor:
-        log_weights = []
+    def _weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor, tokens: Tensor) -> Tensor:
+        # Only the ratios of the tokens of a query matter. With a maximum of 1, their products with the weights do not
+        # underflow.
+        tiny = torch.finfo(tokens.dtype).tiny
+        tokens = tokens.clamp(min=tiny)
+        tokens = tokens / tokens.amax(2, keepdim=True)
+        weights = []
         for transition, token in zip(self._transitions(query, keys, mask).unbind(1), tokens.unbind(1), strict=True):
-            posterior = (previous + token).log_softmax(1)
-            previous = (posterior.unsqueeze(2) + transition).logsumexp(1)
-            log_weights.append(previous)
-        return torch.stack(log_weights, dim=1)
+            joint = previous * token  # (B, S)
+            posterior = joint / joint.sum(1, keepdim=True).clamp(min=tiny)
+            previous = (posterior.unsqueeze(2) * transition).sum(1)  # not a product of matrices, which autocast rounds
+            weights.append(previous)
+        return torch.stack(weights, dim=1)
 
     def weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor, tokens: Tensor) -> Tensor:
-        return self._log_weights(query, keys, mask, previous, tokens).exp().unsqueeze(1)  # one head
+        return self._weights(query, keys, mask, previous, tokens).unsqueeze(1)  # one head
 
     def with_weights(
         self, weights: Tensor, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor, tokens: Tensor
     ) -> Tensor:
-        return self._log(weights).squeeze(1)
-
-    def _log(self, weights: Tensor) -> Tensor:
-        """Return the logarithms of weights, NEVER if a weight is 0."""
-        weights = at_least_float32(weights)
-        # The gradient of log 0 is infinite, also under a mask.
-        return weights.clamp(min=torch.finfo(weights.dtype).tiny).log().masked_fill(weights == 0, self.NEVER)
+        return at_least_float32(weights).squeeze(1)
 
     def edited_weights(
         self,
@@ -306,6 +306,6 @@ class HardMonotonicAttention(AdditiveScores):
         tokens: Tensor,
     ) -> Tensor:
         def weights(previous: Tensor, query: Tensor, token: Tensor) -> Tensor:
-            return self.weights(query, keys, mask, self._log(previous).squeeze(1), token)
+            return self.weights(query, keys, mask, previous.squeeze(1), token)
 
-        return _edit_by_query(weights, edit, previous.exp().unsqueeze(1), query, tokens)
+        return _edit_by_query(weights, edit, previous.unsqueeze(1), query, tokens)

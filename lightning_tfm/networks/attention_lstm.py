@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from lightning_tfm.layers import (
     at_least_float32,
     lstm_with_attention,
 )
-from lightning_tfm.networks.network import DataProperties, Memory, Seq2SeqNetwork, State
+from lightning_tfm.networks.network import DataProperties, Memory, Seq2SeqNetwork, State, complete
 from lightning_tfm.system.private import has_forward_hooks
 from lightning_tfm.tokenization import EOS, PAD
 
@@ -54,12 +55,17 @@ class AttentionLSTM(Seq2SeqNetwork):
             the others. "linear" removes them from the source, and adds the sum of their embeddings to the embedding of
             each token of source and target, so that each step of the decoder reads them.
         feature_ids: ids of the features; if null, `fit` infers them from the data.
+        outputs: the tokens that an output consists of: "all", or "targets" for those of the training targets, such as
+            phonemes. The output layer then has fewer rows, and other tokens the smallest positive probability.
+        target_ids: ids of the tokens of the training targets; if null, `fit` infers them from the data.
 
     Note:
-        With features_encoder, EOS moves to the place of the first feature, also in the attention weights.
+        With features_encoder, EOS moves to the place of the first feature, also in the attention weights. With outputs
+        "targets", a label smoothing adds a constant to the training loss.
     """
 
     is_feature: Tensor
+    columns: Tensor | None
     is_traceable = False  # it loops over the tokens
 
     def __init__(
@@ -73,6 +79,8 @@ class AttentionLSTM(Seq2SeqNetwork):
         d_embedding: int | None = None,
         features_encoder: Literal["linear"] | None = None,
         feature_ids: Sequence[int] | None = None,
+        outputs: Literal["all", "targets"] = "all",
+        target_ids: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         d_embedding = d_model if d_embedding is None else d_embedding
@@ -106,7 +114,16 @@ class AttentionLSTM(Seq2SeqNetwork):
                 self.decoder_state = Linear(3 * d_model, 2 * d_model, bias=False)
                 self.decoder_candidate = Linear(3 * d_model, d_model, bias=False)
         self.readout = Linear((1 if attention == "hard_monotonic" else 3) * d_model, d_model)
-        self.head = Linear(d_model, vocab_size)
+        columns, num_outputs = None, vocab_size
+        if outputs == "targets":
+            if pointer_generator or not target_ids:
+                reason = "with pointer_generator" if pointer_generator else "for data with unknown target_ids"
+                raise UserError(f"outputs must be all {reason}, but is targets; leave it out")
+            ids = sorted({EOS, *target_ids})
+            num_outputs = len(ids)
+            columns = torch.full((vocab_size,), num_outputs).index_copy(0, torch.tensor(ids), torch.arange(num_outputs))
+        self.register_buffer("columns", columns, persistent=False)  # of the output layer, for each id
+        self.head = Linear(d_model, num_outputs)
         if pointer_generator and attention == "hard_monotonic":
             raise UserError("pointer_generator must be false for attention hard_monotonic, but is true; try additive")
         self.pointer = PointerGenerator(3 * d_model + d_embedding) if pointer_generator else None
@@ -127,11 +144,25 @@ class AttentionLSTM(Seq2SeqNetwork):
         ids = getattr(data, "feature_ids", ())
         return super().data_settings(data) | ({"feature_ids": [*ids]} if ids else {})
 
+    @classmethod
+    def from_data(cls, data: DataProperties, **settings: Any) -> Self:
+        """Construct a network that fits a data module, see `Network.from_data`; it has target_ids only if required."""
+        if settings.get("outputs") == "targets":
+            settings = complete(settings, {"target_ids": [*getattr(data, "target_ids", ())]})
+        return super().from_data(data, **settings)
+
     def random_ids(self, rows: int, length: int, generator: torch.Generator, ids_per_token: int = 1) -> Tensor:
         ids = super().random_ids(rows, length, generator, ids_per_token)
         if self.feature_embedding is not None:  # a source also has a token that is no feature, at least EOS
             ids[:, 0] = ids[:, 0].masked_fill(self.is_feature[ids[:, 0]], EOS)
         return ids
+
+    def _of_all_ids(self, log_probs: Tensor) -> Tensor:
+        """Return the log probabilities (..., V) of all ids, given those of the outputs."""
+        if self.columns is None:
+            return log_probs
+        never = math.log(torch.finfo(log_probs.dtype).tiny)
+        return F.pad(log_probs, (0, 1), value=never).index_select(-1, self.columns)
 
     def _split(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Return the source (B, S) without its features, and the sum (B, 1, d_embedding) of their embeddings."""
@@ -163,9 +194,9 @@ class AttentionLSTM(Seq2SeqNetwork):
         recurrent = torch.tanh(self.start(leftwards[:, 0])).chunk(self.num_states, dim=-1)  # (Bahdanau et al., A.2.2)
         keys = self.attention.k_proj(memory)
         if isinstance(self.attention, HardMonotonicAttention):
-            # The log probabilities of the attended position before the first step, and of the tokens at each position.
+            # The weights before the first step, and the probabilities of the token at each position.
             start = self.attention.start(mask)
-            previous: State = (start, start.new_zeros(*source.shape, self.head.out_features))
+            previous: State = (start, start.new_ones(*source.shape, self.head.out_features))
             memory = self.memory_readout(memory)
         else:
             previous = torch.zeros_like(memory[..., 0])  # (B, S), before the first step
@@ -193,7 +224,8 @@ class AttentionLSTM(Seq2SeqNetwork):
 
     def _logits(self, hidden: Tensor, context: Tensor) -> Tensor:
         features = torch.tanh(self.readout(torch.cat((hidden, context), dim=-1)))
-        return self.head(self.dropout(features))
+        logits = self.head(self.dropout(features))
+        return logits if self.columns is None else self._of_all_ids(at_least_float32(logits).log_softmax(-1))
 
     def _is_fused(self) -> bool:
         """Return whether the decoder is computed by `lstm_with_attention`, which has a hand-written backward pass.
@@ -258,12 +290,23 @@ class AttentionLSTM(Seq2SeqNetwork):
         recurrent, (previous, emission), (keys, memory, source, *_) = state
         hiddens, recurrent = self._run(embedded, recurrent)
         features = torch.tanh(self.readout(hiddens).unsqueeze(2) + memory.unsqueeze(1))  # (B, T, S, D)
-        emissions = at_least_float32(self.head(self.dropout(features))).log_softmax(-1)  # (B, T, S, V)
-        before = torch.cat((emission.unsqueeze(1), emissions[:, :-1]), dim=1)
-        tokens = before.gather(3, target_in[:, :, None, None].expand(-1, -1, source.size(1), 1)).squeeze(3)
-        log_weights = self.attention(hiddens, keys, source != PAD, previous, tokens)  # (B, T, S)
-        log_probs = (log_weights.unsqueeze(-1) + emissions).logsumexp(2)
-        return log_probs, (recurrent, (log_weights[:, -1], emissions[:, -1]), state[2])
+        emissions = at_least_float32(self.head(self.dropout(features))).softmax(-1)  # (B, T, S, V)
+        # The probabilities of each token of target_in in the step before it. A slice of the result is cheaper than one
+        # of the emissions.
+        first = self._probabilities(emission.unsqueeze(1), target_in[:, :1])
+        tokens = torch.cat((first, self._probabilities(emissions, target_in.roll(-1, 1))[:, :-1]), dim=1)  # (B, T, S)
+        weights = self.attention(hiddens, keys, source != PAD, previous, tokens)  # (B, T, S)
+        with torch.autocast(weights.device.type, enabled=False):
+            probs = (weights.unsqueeze(2) @ emissions).squeeze(2)  # (B, T, V)
+        log_probs = self._of_all_ids(probs.clamp(min=torch.finfo(probs.dtype).tiny).log())
+        return log_probs, (recurrent, (weights[:, -1], emissions[:, -1]), state[2])
+
+    def _probabilities(self, emissions: Tensor, ids: Tensor) -> Tensor:
+        """Return the probabilities (B, T, S) of ids (B, T), given those of all outputs (B, T, S, V)."""
+        columns = ids if self.columns is None else self.columns[ids]
+        last = emissions.size(3) - 1
+        index = columns.clamp(max=last)[:, :, None, None].expand(*emissions.shape[:3], 1)
+        return emissions.gather(3, index).squeeze(3).masked_fill((columns > last).unsqueeze(2), 0)
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
         return self._decode(target_in, self.encode(source))[0]

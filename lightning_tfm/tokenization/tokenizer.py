@@ -61,6 +61,7 @@ class Tokenizer(ABC):
         scored_symbols: what the symbol error rate counts: "characters", or symbols that are separated by this text.
         spaced_ids: ids of the tokens that begin with a space; empty if a space is a token, or no part of one.
         feature_ids: ids of the features of a source, such as those of an inflection; empty if there are none.
+        target_ids: ids of the symbols of the training targets; empty if they are unknown or all.
     """
 
     vocab_size: int
@@ -72,6 +73,7 @@ class Tokenizer(ABC):
     scored_symbols = "characters"
     spaced_ids: Sequence[int] = ()
     feature_ids: Sequence[int] = ()
+    target_ids: Sequence[int] = ()
 
     @abstractmethod
     def split(self, text: str) -> list[str]:

@@ -39,9 +39,12 @@ def train_pair_tokenizer(
         settings: further arguments of SymbolTokenizer.
     """
     splitter = SymbolTokenizer((), **settings)
-    counts = splitter.count(sources, are_targets=False) + splitter.count(targets, are_targets=True)
+    of_targets = splitter.count(targets, are_targets=True)
+    counts = splitter.count(sources, are_targets=False) + of_targets
     symbols = sorted(counts) if vocab_size is None else build_vocab(counts, vocab_size)
-    return SymbolTokenizer([UNKNOWN, *symbols], **settings)
+    tokenizer = SymbolTokenizer([UNKNOWN, *symbols], **settings)
+    tokenizer.target_ids = [id for id, symbol in enumerate(tokenizer.symbols, NUM_SPECIAL) if symbol in of_targets]
+    return tokenizer
 
 
 def train_word_tokenizer(texts: Iterable[str], vocab_size: int, num_ngrams: int = 0) -> WordTokenizer:

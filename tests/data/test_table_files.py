@@ -56,6 +56,10 @@ def test_features_are_read_from_their_own_column(tmp_path):
     network = AttentionLSTM.from_data(data, d_model=8, features_encoder="linear")
     assert {data.tokenizer.symbols[id - NUM_SPECIAL] for id in network.hyper_parameters["feature_ids"]} == features
     assert AttentionLSTM.data_settings(Tsv(train, train)).keys() == {"vocab_size"}
+    network = AttentionLSTM.from_data(data, d_model=8, outputs="targets")
+    targets = {symbol for pair in data.pairs("train") for symbol in pair.target}
+    assert {data.tokenizer.symbols[id - NUM_SPECIAL] for id in network.hyper_parameters["target_ids"]} == targets
+    assert AttentionLSTM.from_data(data, d_model=8).hyper_parameters["target_ids"] is None
     ids = data.datasets["train"].sources[torch.tensor([0])][0, :-1].tolist()
     assert tokenizer_from_dict(data.tokenizer.to_dict()).encode("run\tV;PST") == ids
     assert Tsv(train, train, source=2, target=1).pairs("train")[0][:2] == ("ran", "run")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from copy import deepcopy
 
 import pytest
 import torch
 from torch import nn
 
+from lightning_tfm.errors import UserError
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import AttentionLSTM
 from lightning_tfm.tokenization import BOS, EOS, PAD
@@ -155,3 +157,34 @@ def test_encoded_features_are_part_of_each_embedding(attention, source):
     torch.testing.assert_close(network(torch.tensor([source]), target_in), expected)
     (without,) = network(torch.tensor([[3, 4, EOS]]), target_in)
     assert not without.allclose(expected[0])
+
+
+@pytest.mark.parametrize("attention", ["additive", "location_aware", "monotonic", "hard_monotonic"])
+def test_restricted_outputs_are_those_of_a_softmax_over_fewer_tokens(attention):
+    """The output layer has the rows of the target ids and EOS; other ids are as good as impossible."""
+    ids = [EOS, 4, 5, 7]
+    full = randomize(AttentionLSTM(VOCAB_SIZE, 8, attention=attention)).eval()
+    network = AttentionLSTM(VOCAB_SIZE, 8, attention=attention, outputs="targets", target_ids=[5, 4, 7]).eval()
+    weights = full.state_dict()
+    rows = {name: weights[name][ids] for name in ("head.weight", "head.bias")}
+    network.load_state_dict(weights | rows)
+    with torch.no_grad():  # impossible tokens, by their logits
+        full.head.bias.fill_(-1e4)[ids] = rows["head.bias"]
+    source, target_in = torch.tensor([[3, 8, 5, EOS]]), torch.tensor([[BOS, 4, 7, 5, 4]])
+    log_probs = network(source, target_in)
+    torch.testing.assert_close(log_probs[..., ids], full(source, target_in).log_softmax(-1)[..., ids])
+    others = [id for id in range(VOCAB_SIZE) if id not in ids]
+    assert (log_probs[..., others] == math.log(torch.finfo(torch.float32).tiny)).all()
+    assert network(source, torch.tensor([[BOS, 3, 9]])).isfinite().all()  # tokens that no output has
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"target_ids": [3], "pointer_generator": True}, "outputs must be all with pointer_generator, but is targets"),
+        ({}, "outputs must be all for data with unknown target_ids, but is targets"),
+    ],
+)
+def test_outputs_of_the_targets_require_their_ids(settings, message):
+    with pytest.raises(UserError, match=message):
+        AttentionLSTM(VOCAB_SIZE, outputs="targets", **settings)

@@ -58,6 +58,12 @@ NETWORKS |= {
     for attention in ("additive", "monotonic", "hard_monotonic")
 }
 NETWORKS |= {
+    f"AttentionLSTM {attention} outputs": tiny(
+        AttentionLSTM, attention=attention, outputs="targets", target_ids=[*range(3, VOCAB_SIZE)]
+    )
+    for attention in ("additive", "hard_monotonic")
+}
+NETWORKS |= {
     "Transformer post learned tied": tiny(Transformer, norm="post", positions="learned", tie_embeddings=True),
     "Transformer pointer_generator": tiny(Transformer, pointer_generator=True),
     "Transformer monotonic": tiny(Transformer, cross_attention="monotonic"),
