@@ -83,11 +83,6 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file."""
-    path.write_text(json.dumps(content, ensure_ascii=False, indent=2, default=str) + "\n", encoding="utf-8")
-
-
 # Texts
 
 

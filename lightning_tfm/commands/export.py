@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import shutil
@@ -26,6 +25,7 @@ from lightning_tfm.inference.loading import load, restore
 from lightning_tfm.networks import GPT, Transformer
 from lightning_tfm.networks.huggingface import to_huggingface
 from lightning_tfm.runs.names import HELP, named_checkpoint
+from lightning_tfm.system.files import write_json
 from lightning_tfm.tokenization import BOS, EOS, NUM_SPECIAL, PAD, SubwordTokenizer
 
 TOLERANCE = 1e-4
@@ -75,7 +75,7 @@ def export(arguments: list[str]) -> int:
                 )
             # A Hugging Face folder has another config.json.
             name = "lightning_tfm.json" if options.format == "huggingface" else "config.json"
-            _write_json(path.with_name(name), settings)
+            write_json(path.with_name(name), settings)
             shutil.move(path.parent, output)
     except OSError as error:
         raise UserError(f"{str(output)!r} cannot be written: {error.strerror}; choose another --output") from None
@@ -248,11 +248,11 @@ def _huggingface(predictor: Predictor, path: Path) -> float:
 
     first = NUM_SPECIAL if isinstance(predictor, LanguageModelPredictor) and not predictor.stop_at_eos else 0
     config, weights = to_huggingface(predictor.network, first)
-    _write_json(path.with_name("config.json"), config)
+    write_json(path.with_name("config.json"), config)
     save_file(weights, path, {"format": "pt"})
     if first and isinstance(predictor.tokenizer, SubwordTokenizer):
         path.with_name("tokenizer.json").write_text(predictor.tokenizer.model.to_str(pretty=True), encoding="utf-8")
-        _write_json(path.with_name("tokenizer_config.json"), {"tokenizer_class": "PreTrainedTokenizerFast"})
+        write_json(path.with_name("tokenizer_config.json"), {"tokenizer_class": "PreTrainedTokenizerFast"})
     return _difference_from_transformers(predictor, path.parent, first)
 
 
@@ -272,10 +272,6 @@ def _difference_from_transformers(predictor: Predictor, folder: Path, first: int
         logits = model(ids, attention_mask=real, position_ids=positions).logits[:, source.size(1) :]
         differences.append((expected - logits)[target != PAD].abs().max())
     return torch.stack(differences).max().item()
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 WRITERS: dict[str, Callable[[Predictor, Path], float]] = {

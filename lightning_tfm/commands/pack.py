@@ -30,7 +30,6 @@ from lightning_tfm.commands.crate import (
     named_files,
     sha256,
     with_names,
-    write_json,
     write_texts,
 )
 from lightning_tfm.commands.parser import CommandParser, check_new_file
@@ -42,6 +41,7 @@ from lightning_tfm.fit.arguments import portable_settings
 from lightning_tfm.reporting import collect_run
 from lightning_tfm.runs.names import HELP, named_checkpoint, named_run
 from lightning_tfm.runs.record import Run
+from lightning_tfm.system.files import write_json
 from lightning_tfm.system.stored_zip import write_archive
 
 MAX_DATA = 100_000_000

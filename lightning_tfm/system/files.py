@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 @contextmanager
@@ -99,6 +100,11 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
     """Write a text file atomically in UTF-8, see `atomic_write`."""
     with atomic_write(path, mode) as file:
         file.write(text.encode())
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file; values of other types are written as text."""
+    path.write_text(json.dumps(content, ensure_ascii=False, indent=2, default=str) + "\n", encoding="utf-8")
 
 
 def copy_file(source: str | Path, target: str | Path) -> None:
