@@ -38,7 +38,7 @@ from lightning_tfm.layers.positions import (
     apply_rotary,
     position_scheme,
 )
-from lightning_tfm.layers.precision import at_least_float32
+from lightning_tfm.layers.precision import at_least_float32, full_precision_product
 from lightning_tfm.layers.transformer_layer import (
     Activation,
     AddNorm,
@@ -96,6 +96,7 @@ __all__ = [
     "causal_mask",
     "check_dropout",
     "check_num_heads",
+    "full_precision_product",
     "join_heads",
     "lstm_with_attention",
     "merge_lora",

@@ -21,6 +21,7 @@ from lightning_tfm.layers import (
     MonotonicAttention,
     PointerGenerator,
     at_least_float32,
+    full_precision_product,
     lstm_with_attention,
 )
 from lightning_tfm.networks.network import DataProperties, Memory, Seq2SeqNetwork, State, complete
@@ -296,8 +297,7 @@ class AttentionLSTM(Seq2SeqNetwork):
         first = self._probabilities(emission.unsqueeze(1), target_in[:, :1])
         tokens = torch.cat((first, self._probabilities(emissions, target_in.roll(-1, 1))[:, :-1]), dim=1)  # (B, T, S)
         weights = self.attention(hiddens, keys, source != PAD, previous, tokens)  # (B, T, S)
-        with torch.autocast(weights.device.type, enabled=False):
-            probs = (weights.unsqueeze(2) @ emissions).squeeze(2)  # (B, T, V)
+        probs = full_precision_product(weights.unsqueeze(2), emissions).squeeze(2)  # (B, T, V)
         log_probs = self._of_all_ids(probs.clamp(min=torch.finfo(probs.dtype).tiny).log())
         return log_probs, (recurrent, (weights[:, -1], emissions[:, -1]), state[2])
 
