@@ -52,7 +52,7 @@ SETTINGS = (
 
 
 def train(names: Sequence[str], steps: int) -> dict[str, tuple[str, float]]:
-    """Return the hash of the weights of each experiment, trained in this process, and the processor time of its steps."""
+    """Return the hash of the weights of each experiment after training, and the processor time of its steps."""
     from lightning import Callback, LightningModule, Trainer
 
     from lightning_tfm.comparison.tensors import fingerprint
@@ -121,9 +121,7 @@ def main() -> int:
         ]
         for name in options.names:
             ratios = [portable[name][1] / none[name][1] for none, portable in pairs]
-            print(
-                f"{name}: {statistics.median(ratios):.2f} of the time without variables ({min(ratios):.2f} to {max(ratios):.2f})"
-            )
+            print(f"{name}: {statistics.median(ratios):.2f} times as long ({min(ratios):.2f} to {max(ratios):.2f})")
         return 0
     hashes: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for processor in options.processors:
