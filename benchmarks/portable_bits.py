@@ -92,7 +92,8 @@ def trained(names: Sequence[str], steps: int, variables: str, processor: str) ->
     """Return what `train` returns in a process of its own, with a set of variables, on a processor."""
     command: list[str] = [sys.executable, "-m", "benchmarks.portable_bits", "--steps", str(steps), "--train", *names]
     environment = os.environ | {"LD_PRELOAD": str(LIBRARY)} | PROCESSORS[processor] | SETS[variables]
-    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
+    folder = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE)
     return cast(dict[str, tuple[str, float]], json.loads(done.stdout.splitlines()[-1]))
 
 
