@@ -6,13 +6,11 @@ import json
 import math
 import os
 import random
-import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib
@@ -21,7 +19,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import __main__ as bench
-from benchmarks import convergence, decoding, framework, gpu, limits, measure, peers, portable_bits, steps, tables
+from benchmarks import convergence, decoding, framework, gpu, limits, measure, peers, steps, tables
 from benchmarks.__main__ import BENCHMARKS, COLUMNS, FOLDER, cells, machine, markdown, plot, publish, state
 from benchmarks.measure import ROUNDS, Block, Row, Side, until_row
 from datamodules import Date, text
@@ -574,16 +572,3 @@ assert block.amount == {batches or 3} * {32 * 11 if batches else 1}, block
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=FOLDER.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.run
-def test_emulated_processor_chooses_other_kernels_without_the_portable_variables(monkeypatch, capsys):
-    if "cpuid_fault" not in Path("/proc/cpuinfo").read_text() or not shutil.which("cc"):
-        pytest.skip("needs the flag cpuid_fault and a C compiler")
-    arguments = ["--names", "date_attention_lstm", "--steps", "2", "--processors", "this", "sse4.2,amd", "--sets"]
-    hashes = []
-    for variables in ("none", "sse4.1"):
-        monkeypatch.setattr(sys, "argv", ["portable_bits", *arguments, variables])
-        assert portable_bits.main() == 0
-        hashes.append({line.split()[3] for line in capsys.readouterr().out.splitlines()})
-    assert [*map(len, hashes)] == [2, 1]
