@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks import convergence, decoding, framework, gpu, limits, steps, tables
+from benchmarks import convergence, decoding, framework, gpu, limits, steps, tables, texts
 from benchmarks.measure import ROUNDS, Row, pinned
 from lightning_tfm.errors import UserError
 from lightning_tfm.plots.style import PALETTE, STYLE
@@ -54,6 +54,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     framework.processes,
     framework.elastic,
     framework.saving,
+    texts.texts,
+    texts.texts_against_litdata,
+    texts.large_texts,
     gpu.gpt2_124m,
     gpu.tiny_shakespeare,
 )
@@ -69,6 +72,7 @@ LONG: tuple[Benchmark, ...] = (
     decoding.against_ctranslate2,
     decoding.translations,
     framework.elastic,
+    texts.large_texts,
 )
 """Benchmarks that take ten minutes or more each, and run only if named or with `--full`."""
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -261,6 +263,30 @@ class NanoGPT(nn.Module):
             ]
         for ours, theirs in pairs:
             ours.load_state_dict(theirs.state_dict())
+
+
+def nano_characters(path: Path, folder: Path) -> list[str]:
+    """Write the characters of a text as numbers to train.bin and val.bin as nanoGPT; return the characters in order.
+
+    The whole text is in memory, and each character is looked up in a dictionary. The last tenth is val.bin.
+    """
+    text = path.read_text(encoding="utf-8")
+    characters = sorted(set(text))
+    numbers = {character: number for number, character in enumerate(characters)}
+    end = int(0.9 * len(text))
+    for split, part in (("train", text[:end]), ("val", text[end:])):
+        np.array([numbers[character] for character in part], dtype=np.uint16).tofile(folder / f"{split}.bin")
+    return characters
+
+
+def nano_windows(path: Path, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets (B, T) at places (B) of a file of numbers as nanoGPT, which maps it for each batch."""
+    tokens = np.memmap(path, dtype=np.uint16, mode="r")
+    inputs, targets = (
+        torch.stack([torch.from_numpy(tokens[start + shift :][:length].astype(np.int64)) for start in starts])
+        for shift in (0, 1)
+    )
+    return inputs, targets
 
 
 class TutorialDateLSTM(nn.Module):

@@ -11,6 +11,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib
@@ -19,7 +20,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import __main__ as bench
-from benchmarks import convergence, decoding, framework, gpu, limits, measure, peers, steps, tables
+from benchmarks import convergence, decoding, framework, gpu, limits, measure, peers, steps, tables, texts
 from benchmarks.__main__ import BENCHMARKS, COLUMNS, FOLDER, cells, machine, markdown, plot, publish, state
 from benchmarks.measure import ROUNDS, Block, Row, Side, until_row
 from datamodules import Date, text
@@ -248,6 +249,10 @@ def measured(monkeypatch):
         monkeypatch.setattr(tables, "write_table", lambda table, folder: None)
         monkeypatch.setattr(tables, "run_ours", train_on_table)
         monkeypatch.setattr(framework, "run_start", lambda *arguments: 1.0)
+        monkeypatch.setattr(texts, "texts_of", lambda *sizes: nullcontext([Path("text.txt") for _ in sizes]))
+        monkeypatch.setattr(texts, "start", lambda path: 1.0)
+        monkeypatch.setattr(texts, "sampled", lambda *arguments: (5.0, 300.0))
+        monkeypatch.setenv(texts.LITDATA, sys.executable)
         monkeypatch.setattr(gpu, "require_gpu", lambda: None)
         monkeypatch.setattr(gpu, "peak_flops", lambda device, half: 989e12)
         return list(benchmark(full)), sides, trainings
@@ -322,15 +327,18 @@ def test_gpu_rows(measured, monkeypatch):
 
 def test_published_rows_stay_where_a_benchmark_cannot_run(monkeypatch, tmp_path, capsys):
     """Without a GPU, other systems than Linux, or files."""
-    unmeasured = gpu.gpt2_124m, gpu.tiny_shakespeare, framework.saving, convergence.polarity, tables.inflection
+    unmeasured = gpu.gpt2_124m, gpu.tiny_shakespeare, framework.saving, texts.large_texts
+    unmeasured += convergence.polarity, tables.inflection, texts.texts, texts.texts_against_litdata
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setenv("LIGHTNING_TFM_DATA", str(tmp_path))
+    monkeypatch.delenv("LITDATA_PYTHON", raising=False)
     monkeypatch.setattr(bench, "publish", lambda rows: pytest.fail("these rows were not measured"))
     monkeypatch.setattr(sys, "argv", ["benchmarks", *(benchmark.__name__ for benchmark in unmeasured)])
     bench.main()
     lines = capsys.readouterr().err.splitlines()
-    reasons = "no GPU", "no GPU", "Linux only", f"{str(tmp_path)!r} does not", f"{str(tmp_path)!r} does not"
+    missing = f"{str(tmp_path)!r} does not"
+    reasons = "no GPU", "no GPU", "Linux only", "Linux only", missing, missing, missing, "with litdata"
     for benchmark, line, reason in zip(unmeasured, lines, reasons, strict=True):
         assert line.startswith(f"{benchmark.__name__} is not measured: ")
         assert reason in line
@@ -395,12 +403,16 @@ BOTH = {
     "GPT-2": (GPT2, ("ours", "nano"), gpu.same_training),
     "cache": (SAMPLER, ("ours", "recomputed"), decoding.same_tokens),
     "GPT in CTranslate2": (SAMPLER, ("ours", "ctranslate2"), decoding.same_tokens),
+    "characters": (texts.build_characters, ("ours", "nano"), texts.same_splits),
+    "subwords": (texts.build_subwords, ("ours", "encode_batch"), texts.same_ids),
+    "subwords, fast": (texts.build_subwords, ("ours", "encode_batch_fast"), texts.same_ids),
+    "windows": (texts.build_batches, ("ours", "nano"), texts.same_windows),
 }
 """Builders of both sides at a small size, their arguments, and the check of their facts."""
 
 
 @pytest.mark.parametrize("pair", BOTH)
-def test_sides_do_equal_work(pair, monkeypatch):
+def test_sides_do_equal_work(pair, monkeypatch, tmp_path):
     if pair == "GPT in CTranslate2":
         pytest.importorskip("ctranslate2")
     data = Date(train_size=64, val_size=1, test_size=1, batch_size=32, seed=0)
@@ -410,7 +422,11 @@ def test_sides_do_equal_work(pair, monkeypatch):
     monkeypatch.setattr(steps, "steps_of", lambda batch_size: 2)
     monkeypatch.setattr(steps, "GPT_STEPS", 2)
     monkeypatch.setattr(steps, "DATE_STEPS", 2)
+    monkeypatch.setattr(texts, "BATCHES", 2)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     build, (ours, peer), same = BOTH[pair]
+    if build.__module__ == texts.__name__:
+        build = partial(build, path=Path(text_file(tmp_path, "To be, or not to be: that is the question.\n\n" * 1000)))
     built = build(ours), build(peer)
     assert same(*(side.facts for side in built)) or same is limits.unchecked
     if pair != "lengths":  # whose block takes seconds
@@ -430,6 +446,11 @@ def test_sides_do_equal_work(pair, monkeypatch):
         (decoding.same_tokens, {"tokens": torch.arange(20)}, {"tokens": torch.arange(20).flip(0)}),
         (decoding.same_outputs, {"outputs": torch.ones(2), "right": 1.0}, {"outputs": torch.zeros(2)}),
         (decoding.same_translations, {"texts": ["a", "b"], "bleu": 40.0}, {"texts": ["a", "c"]}),
+        (texts.same_splits, {"splits": {"val": (100, "a")}}, {"splits": {"val": (100, "b")}}),
+        (texts.same_number, {"tokens": 100}, {"tokens": 99}),
+        (texts.same_ids, {"ids": torch.arange(3)}, {"ids": torch.tensor([0, 1, 3])}),
+        (texts.same_windows, {"windows": torch.arange(3)}, {"windows": torch.tensor([0, 1, 3])}),
+        (texts.same_text, {"first": "To be"}, {"first": "To go"}),
         (gpu.same_training, {"parameters": 1, "losses": [1.0]}, {"losses": [1.1]}),
     ],
 )
