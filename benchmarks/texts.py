@@ -16,6 +16,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, pre_tokenizers
 from torch import Tensor
@@ -34,8 +35,13 @@ from lightning_tfm.tokenization import NUM_SPECIAL, train_tokenizer
 SEED = 61
 """Seed of the order of the speeches."""
 
-PREPARED, READ, SMALL = 20_000_000, 100_000_000, 1_115_394
-"""Number of characters of a text that is prepared, of one whose batches are read, and of tiny Shakespeare."""
+CHARACTERS, SUBWORDS = 20_000_000, 4_000_000
+"""Number of characters of the texts that are prepared by characters and by subwords."""
+
+SPLITS = "train", "val"
+
+READ, SMALL = 100_000_000, 1_115_394
+"""Number of characters of a text whose batches are read, and of tiny Shakespeare."""
 
 SIZES = 10**6, 10**7, 10**8, 10**9, 10**10
 """Numbers of characters in `large_texts`."""
@@ -70,12 +76,6 @@ def texts_of(*sizes: int) -> Iterator[list[Path]]:
     """Write texts to a temporary folder, which also is the cache of child processes, and yield their paths.
 
     They hold the speeches of tiny Shakespeare, again and again in a different order; each character is a byte.
-
-    Args:
-        sizes: the number of characters of each text.
-
-    Raises:
-        UserError: if tiny Shakespeare cannot be obtained.
     """
     downloads, name = SHAKESPEARE_FILES
     speeches, draw = resolve_path(name, downloads).read_text(encoding="utf-8").split("\n\n"), random.Random(SEED)
@@ -90,32 +90,19 @@ def texts_of(*sizes: int) -> Iterator[list[Path]]:
             yield paths
 
 
-def prepare(side: str, path: Path, folder: str) -> tuple[dict[str, Tensor], Callable[[list[int]], str]]:
-    """Prepare a text by characters in an empty folder.
-
-    Args:
-        side: "ours" or "nano".
-        path: the path of the text.
-        folder: the folder.
-
-    Returns:
-        The tokens of each split, and the function that decodes them.
-    """
+def prepare(side: str, path: Path, folder: str) -> tuple[dict[str, np.ndarray], Callable[[list[int]], str]]:
+    """Prepare a text by characters in an empty folder; return the tokens of each split, and what decodes them."""
     if side == "nano":
         characters = peers.nano_characters(path, Path(folder))
-        files = {split: Path(folder, f"{split}.bin") for split in ("train", "val")}
-        ids = {
-            split: torch.from_file(str(file), size=file.stat().st_size // 2, dtype=torch.uint16)
-            for split, file in files.items()
-        }
+        ids = {split: np.memmap(Path(folder, f"{split}.bin"), np.uint16, "r") for split in SPLITS}
         return ids, lambda ids: "".join(characters[id] for id in ids)
     with mock.patch.dict(os.environ, XDG_CACHE_HOME=folder):
         data = Text(str(path))
-    return {split: data.tokens.ids(split, "the text") for split in ("train", "val")}, data.tokenizer.decode
+    return {split: data.tokens.ids(split, "the text").numpy() for split in SPLITS}, data.tokenizer.decode
 
 
 def build_characters(side: str, path: Path) -> Built:
-    """Build preparations of a text by characters; the facts are the sizes and the ends of its splits."""
+    """Build preparations by characters, "ours" or "nano"; the facts are the sizes and the ends of its splits."""
 
     def work() -> Block:
         with tempfile.TemporaryDirectory() as folder:
@@ -128,11 +115,11 @@ def build_characters(side: str, path: Path) -> Built:
 
 
 def build_subwords(side: str, path: Path) -> Built:
-    """Build preparations of a text by subwords that the first 2 million characters give; the facts are all ids.
+    """Build preparations by subwords; the facts are all ids.
 
     Args:
         side: "ours", or the method of Hugging Face's Tokenizer that encodes our blocks, which are in memory.
-        path: the path of the text.
+        path: the path of the text, from whose beginning the subwords are learned.
     """
     file = path.with_name("tokenizer.json")
     text = path.read_text(encoding="utf-8")
@@ -144,7 +131,7 @@ def build_subwords(side: str, path: Path) -> Built:
     def prepare() -> list[Tensor]:
         with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, XDG_CACHE_HOME=folder):
             tokens = Text(str(path), tokenizer_file=str(file)).tokens
-            return [tokens.ids(split, "the text") for split in ("train", "val")]
+            return [tokens.ids(split, "the text") for split in SPLITS]
 
     if side == "ours":
         ids = torch.cat(prepare()).int() - NUM_SPECIAL
@@ -162,18 +149,13 @@ def build_subwords(side: str, path: Path) -> Built:
 
 
 def build_batches(side: str, path: Path) -> Built:
-    """Build reading of training batches of a text; the facts are the first windows, or their text.
-
-    Args:
-        side: "ours", or "nano", which reads the same ids.
-        path: the path of the text.
-    """
+    """Build reading of training batches, "ours" or "nano", of the same ids; the facts are the first windows."""
     data = Text(str(path), max_length=LENGTH, batch_size=BATCH_SIZE)
     data.setup("fit")
     dataset, places = data.datasets["train"], torch.arange(BATCH_SIZE)
     if side == "nano":
         file = path.with_suffix(".bin")
-        dataset.ids.numpy().astype("uint16").tofile(file)
+        dataset.ids.numpy().astype(np.uint16).tofile(file)
         windows = partial(peers.nano_windows, file, length=LENGTH)
         batches = (windows(torch.randint(len(dataset.ids) - LENGTH, (BATCH_SIZE,))) for _ in repeat(None))
         first = windows(places)
@@ -212,13 +194,13 @@ def start(path: Path) -> float:
 
 def texts(full: bool) -> Iterator[Row]:
     """Measure preparation and batches of a text against nanoGPT and tokenizers, and the start of a training."""
-    with texts_of(PREPARED, READ, SMALL) as (path, large, small):
+    with texts_of(CHARACTERS, SUBWORDS, READ, SMALL) as (path, short, large, small):
         sides = (Side(build_characters, side, path) for side in ("ours", "nano"))
         note = "20 MB; ours reads the text three times, counts lines that recur and waits for the disk"
         yield compared("characters of a text prepared / nanoGPT", "tokens/s", "≥ 0.8 x", *sides, same_splits, note=note)
         for method in ("encode_batch", "encode_batch_fast"):
-            sides = (Side(build_subwords, side, path) for side in ("ours", method))
-            name, note = f"subwords of a text prepared / {method}", "20 MB; tokenizers alone, which writes nothing"
+            sides = (Side(build_subwords, side, short) for side in ("ours", method))
+            name, note = f"subwords of a text prepared / {method}", "4 MB; the peer writes nothing"
             yield compared(name, "tokens/s", "≥ 0.8 x", *sides, same_ids, note=note)
         sides = (Side(build_batches, side, large) for side in ("ours", "nano"))
         name, note = "batches of windows of a text / nanoGPT", f"100 MB, {BATCH_SIZE} windows of {LENGTH} tokens"
@@ -226,10 +208,7 @@ def texts(full: bool) -> Iterator[Row]:
         for each in (small, large):
             start(each)  # prepares the text
         more = [start(large) - start(small) for _ in range(ROUNDS)]
-        name, note = (
-            "`fit` until its first step, 100 MB - 1 MB of text",
-            "once prepared; the experiment shakespeare_gpt",
-        )
+        name, note = "`fit` until its first step, 100 MB - 1 MB of text", "once prepared; shakespeare_gpt"
         yield absolute_row(name, "s", "≤ 1 s", more, note=note)
 
 
@@ -271,7 +250,7 @@ def large_texts(full: bool) -> Iterator[Row]:
     if sys.platform != "linux":
         raise UserError("the memory without mapped pages can be measured on Linux only")
     _, imports = sampled(IMPORTS.format("lightning.pytorch, torch, torchmetrics, wandb"))
-    few = "--trainer.max_steps=100", "--trainer.val_check_interval=100", "--trainer.limit_val_batches=2"
+    few = "--trainer.max_steps=20", "--trainer.val_check_interval=20", "--trainer.limit_val_batches=2"
     for size in SIZES:
         with texts_of(size) as (path,):
             seconds, memory = sampled(FIT, *fit(path, "FewSteps"), *few)
@@ -279,6 +258,6 @@ def large_texts(full: bool) -> Iterator[Row]:
         text = f"10^{len(str(size)) - 1} characters"
         rest = [seconds - statistics.median(starts)]
         yield absolute_row(f"preparation, {text}", "s", "", rest, note="the first start of `fit` - another")
-        yield absolute_row(f"`fit` until its first step, {text}", "s", "≤ 8 s", starts, note="once prepared")
-        note = "preparation, 100 steps and 2 batches of validation; without mapped pages, sampled every 10 ms"
+        yield absolute_row(f"`fit` until its first step, {text}", "s", "", starts, note="once prepared")
+        note = "preparation, 20 steps and 2 batches of validation; without mapped pages, sampled every 10 ms"
         yield absolute_row(f"peak memory of `fit` - imports, {text}", "MB", "", [memory - imports], note=note)
