@@ -520,6 +520,29 @@ def test_limits_of_trained_model(model, monkeypatch):
     assert products.facts["parameters"] == steps.parameters_of(network) > 50 * calls.facts["parameters"]
 
 
+def test_texts_have_their_sizes(monkeypatch, tmp_path):
+    speeches = text_file(tmp_path, "To be\n\nor not\n\nto be")
+    monkeypatch.setattr(texts, "resolve_path", lambda name, downloads: Path(speeches))
+    before, written = os.environ.get("XDG_CACHE_HOME"), []
+    for _ in range(2):
+        with texts.texts_of(10, 1000) as paths:
+            written.append([path.read_text() for path in paths])
+            assert os.environ["XDG_CACHE_HOME"] == str(paths[0].parent)
+    assert not paths[0].exists()
+    assert os.environ.get("XDG_CACHE_HOME") == before
+    assert [len(each) for each in written[0]] == [10, 1000]
+    assert written[0] == written[1], "the order depends on the seed alone"
+    assert "not" in written[0][1]
+
+
+@pytest.mark.run
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts anonymous memory")
+def test_peak_of_sampled_memory():
+    program = "import time\nblock = b'a' * {}\ntime.sleep(0.2)\ndel block\ntime.sleep(0.1)"
+    peaks = [texts.sampled(program.format(size))[1] for size in (100_000_000, 300_000_000)]
+    assert peaks[1] - peaks[0] == pytest.approx(200, abs=5)
+
+
 # Trainings
 
 
