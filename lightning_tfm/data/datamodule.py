@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar, cast
 
 import torch
 from lightning import LightningDataModule
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_tfm.data.batch import Examples
@@ -204,8 +205,12 @@ class TaskDataModule(LightningDataModule, ABC):
 
     def _evaluation_loader(self, split: str) -> DataLoader[Any]:
         examples = self.datasets[split]
-        batches = EvaluationSampler(examples.lengths, self.eval_batch_size, self.division)
+        batches = EvaluationSampler(len(examples), self._by_length(examples), self.eval_batch_size, self.division)
         return DataLoader(cast(Dataset[Any], examples), sampler=batches, **self._loader_settings())
+
+    def _by_length(self, examples: Examples) -> Callable[[Tensor], Tensor]:
+        """Return the function from places (N) in the order of the examples by length to their rows."""
+        return examples.lengths.argsort(stable=True).__getitem__
 
     def val_dataloader(self) -> DataLoader[Any]:
         return self._evaluation_loader("val")

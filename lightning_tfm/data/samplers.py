@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -344,19 +344,31 @@ class EvaluationSampler(Sampler[Tensor]):
     Each batch is divided into micro-batches of at most `batch_size` rows (2 if it is 1), which do not depend on the
     number of processes. None of them is empty, since processes wait for each other after each one. The order of the
     batches is random but fixed, so the first few are representative.
+
+    Args:
+        num_rows: the number of rows.
+        by_length: returns the rows at places (N) in their order by length.
+        batch_size: the maximum number of rows in a micro-batch.
+        division: the micro-batches of this process.
     """
 
-    def __init__(self, lengths: Tensor, batch_size: int, division: BatchDivision) -> None:
-        order = lengths.argsort(stable=True)
+    def __init__(
+        self, num_rows: int, by_length: Callable[[Tensor], Tensor], batch_size: int, division: BatchDivision
+    ) -> None:
+        self.by_length = by_length
         parts = division.num_micro_batches
-        fewest_rows, most_rows = len(order) // parts, -(-len(order) // parts)  # of a micro-batch
-        num_batches = min(fewest_rows, -(-most_rows // batch_size))
-        by_part = [order[index::parts].tensor_split(num_batches) for index in division.own]
-        drawn = torch.randperm(num_batches, generator=torch.Generator().manual_seed(0)).tolist()
-        self.batches = [batches[number] for number in drawn for batches in by_part]
+        fewest_rows, most_rows = num_rows // parts, -(-num_rows // parts)  # of a micro-batch
+        self.num_batches = min(fewest_rows, -(-most_rows // batch_size))
+        self.places = [range(index, num_rows, parts) for index in division.own]
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return self.num_batches * len(self.places)
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter(self.batches)
+        drawn = torch.randperm(self.num_batches, generator=torch.Generator().manual_seed(0))
+        for number in drawn.tolist():
+            for places in self.places:
+                size, larger = divmod(len(places), self.num_batches)  # the first batches have one more row
+                begin = number * size + min(number, larger)
+                own = places[begin : begin + size + (number < larger)]
+                yield self.by_length(torch.arange(own.start, own.stop, own.step))

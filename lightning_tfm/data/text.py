@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_tfm.data.batch import Batch
+from lightning_tfm.data.batch import Batch, Examples
 from lightning_tfm.data.datamodule import TaskDataModule
 from lightning_tfm.data.samplers import BatchDivision, MixtureSampler, TrainingSampler, WindowSampler
 from lightning_tfm.data.text_files import expand_path
@@ -59,20 +59,23 @@ class TextDataset(Dataset[Batch]):
         self.ids = tokens.ids(split, name)
         self.max_length, self.stride = max_length, stride
         self.num_characters, self.characters_per_token = num_characters, num_characters / number
-        rows = len(range(0, number - (max_length if stride == 1 else 1), stride))
-        last = min(max_length, number - 1 - (rows - 1) * stride)
-        # The number of scored tokens (rows); windows at any position are complete, so one number is stored.
-        self.lengths = torch.tensor(max_length).expand(rows)
-        if last < max_length:
-            self.lengths = torch.cat([self.lengths[:-1], torch.tensor([last])])
-        self.num_tokens = (rows - 1) * max_length + last
+        self.num_rows = len(range(0, number - (max_length if stride == 1 else 1), stride))
+        self.last_length = min(max_length, number - 1 - (self.num_rows - 1) * stride)
+        self.num_tokens = (self.num_rows - 1) * max_length + self.last_length
+
+    @property
+    def lengths(self) -> Tensor:
+        """Return the number of scored tokens of each row (N), of which only the last may be smaller."""
+        lengths = torch.tensor(self.max_length).expand(self.num_rows)  # one number is stored
+        is_complete = self.last_length == self.max_length
+        return lengths if is_complete else torch.cat([lengths[:-1], torch.tensor([self.last_length])])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Map the file again in a worker process, which would otherwise get a copy of the tokens."""
         return type(self), self.settings
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return self.num_rows
 
     def __getitem__(self, rows: Tensor) -> Batch:
         begins = rows * self.stride
@@ -225,6 +228,13 @@ class TextDataModule(TaskDataModule, ABC):
         stride = 1 if split == "train" else self.max_length
         texts = [TextDataset(self.tokens, split, self.max_length, stride, name) for name in self.weights]
         return MixtureDataset(texts) if len(texts) > 1 else texts[0]
+
+    def _by_length(self, examples: Examples) -> Callable[[Tensor], Tensor]:
+        if not isinstance(examples, TextDataset):
+            return super()._by_length(examples)
+        # The last window comes first if it is shorter. A table of all rows would take much memory for a long text.
+        shift = int(examples.last_length < examples.max_length)
+        return lambda places: (places - shift) % len(examples)
 
     def training_batches(self, division: BatchDivision) -> TrainingSampler:
         sizes = [split.num_tokens for split in self.tokens.splits["train"].values()]

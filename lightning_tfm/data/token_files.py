@@ -35,7 +35,7 @@ BLOCK, BLOCKS = 1 << 13, 64
 SAVED = 1 << 24
 """Number of characters after which the progress is saved, from which an interrupted preparation is resumed."""
 
-SHORT_LINE, COMPARED = 30, 10_000_000
+SHORT_LINE, COMPARED = 30, 2_000_000
 """Minimum length of lines that are compared with the training data, and how much of a split is, in characters."""
 
 DIVIDED = re.compile(r".*(?:\S(?= \S)|[^\W_](?=\n\S))", re.DOTALL)

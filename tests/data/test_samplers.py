@@ -32,13 +32,17 @@ def test_rows_of_similar_length_are_batched_as_by_sorting_a_list():
     assert batches == whole[torch.randperm(len(whole), generator=generator)].tolist()
 
 
+def by_length(lengths):
+    return lengths.argsort(stable=True).__getitem__
+
+
 @pytest.mark.parametrize("size", [3, 7, 64, 101])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("batch_size", [1, 8])
 def test_evaluation_visits_each_row_once(size, world_size, batch_size):
     lengths = torch.randint(1, 20, (size,))
     divisions = (BatchDivision(rank, world_size, world_size) for rank in range(world_size))
-    batches = [list(EvaluationSampler(lengths, batch_size, division)) for division in divisions]
+    batches = [list(EvaluationSampler(size, by_length(lengths), batch_size, division)) for division in divisions]
     assert sorted(row for share in batches for batch in share for row in batch.tolist()) == list(range(size))
     most_rows = math.ceil(size / world_size)
     assert {len(share) for share in batches} == {min(size // world_size, math.ceil(most_rows / batch_size))}
@@ -50,7 +54,7 @@ def test_the_batches_of_a_micro_batch_do_not_depend_on_the_number_of_processes(w
     lengths = torch.randint(1, 20, (101,))
     for make in (
         lambda division: itertools.islice(LengthGroupedSampler(lengths, 18, 3, division), 9 * len(division.own)),
-        lambda division: iter(EvaluationSampler(lengths, 4, division)),
+        lambda division: iter(EvaluationSampler(len(lengths), by_length(lengths), 4, division)),
     ):
         batches = {}
         for rank in range(world_size):

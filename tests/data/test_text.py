@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from datamodules import Text
+from lightning_tfm.data import EvaluationSampler
 from lightning_tfm.networks import GPT
 from lightning_tfm.tasks import LanguageModel
 from lightning_tfm.tokenization import PAD
@@ -82,3 +83,15 @@ def test_language_model_loss_covers_the_whole_validation_split(tmp_path):
     assert logged["val/loss"] == pytest.approx(loss, rel=1e-5)
     assert logged["val/perplexity"] == pytest.approx(torch.tensor(loss).exp().item(), rel=1e-4)
     assert logged["val/loss_per_character"] == pytest.approx(loss * len(ids) / len(text), rel=1e-4)
+
+
+@pytest.mark.parametrize("length", [16 * 9, 16 * 9 + 5])
+def test_evaluation_reads_windows_in_the_order_of_their_lengths(length, tmp_path):
+    """The order is computed without a table of all windows; only the last one may be shorter."""
+    text = "".join(itertools.islice(itertools.cycle(TEXT), 10 * length + 10))
+    data = set_up(Text(text_file(tmp_path, text), **SIZES))
+    lengths = data.datasets["val"].lengths
+    assert lengths.sum() == data.datasets["val"].num_tokens
+    expected = EvaluationSampler(len(lengths), lengths.argsort(stable=True).__getitem__, 7, data.division)
+    batches = data.val_dataloader().sampler
+    assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in expected]
