@@ -203,19 +203,22 @@ def state() -> str:
 def main() -> None:
     """Run the benchmarks and publish their results."""
     names = {benchmark.__name__: benchmark for benchmark in BENCHMARKS}
+    on_gpu = [benchmark for benchmark in BENCHMARKS if benchmark.__module__ == gpu.__name__]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     listed, long = ", ".join(names), ", ".join(benchmark.__name__ for benchmark in LONG)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"by default, all but the long ones, of {listed}")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"`gpu`, or some of {listed} (default: all but the long ones)"
+    )
     full = f"run peers in full instead of shortened; without NAME, also run the long ones: {long}"
     parser.add_argument("--full", action="store_true", help=full)
     options = parser.parse_args()
-    unknown = set(options.names) - set(names)
+    unknown = set(options.names) - {"gpu", *names}
     if unknown:
         parser.error(f"NAME must be one of {listed}, but is {sorted(unknown)[0]!r}")
 
     console, origin = Console(stderr=True), {"machine": machine(), "commit": state(), "torch": str(torch.__version__)}
     usual = [benchmark for benchmark in BENCHMARKS if options.full or benchmark not in LONG]
-    chosen = [names[name] for name in options.names] or usual
+    chosen = [each for name in options.names for each in (on_gpu if name == "gpu" else [names[name]])] or usual
     # Refreshing the progress takes time from the benchmarks.
     progress = {"console": console, "refresh_per_second": 1, "disable": not console.is_terminal}
     for benchmark in track(chosen, "benchmarks", **progress):

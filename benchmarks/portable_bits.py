@@ -21,14 +21,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any, cast
 
+from lightning_tfm.system.portability import VARIABLES
+
 MODELS = ("transformer", "gpt", "attention_lstm")
 EXPERIMENTS = [f"{task}_{model}" for model in MODELS for task in ("copy", "date", "toy_translation")]
 
-VECTORS = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 SETS: dict[str, dict[str, str]] = {
     "none": {},
-    "portable": VECTORS | {"MKL_CBWR": "COMPATIBLE"},
-    "mkl_avx2": VECTORS | {"MKL_CBWR": "AVX2"},
+    "portable": VARIABLES,
+    "mkl_avx2": VARIABLES | {"MKL_CBWR": "AVX2"},
     "sse4.1": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"},
 }
 """Sets of environment variables, which must be set before torch is imported."""
@@ -100,7 +101,7 @@ def trained(names: Sequence[str], steps: int, variables: str, processor: str) ->
 def main() -> int:
     """Print the hashes, or the times."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--time", type=int, metavar="PAIRS", help="measure the time in PAIRS pairs of runs")
+    parser.add_argument("--time", type=int, metavar="PAIRS", help="compare the time of two sets in PAIRS pairs of runs")
     parser.add_argument("--processors", nargs="+", choices=PROCESSORS, default=["this", "avx2,amd"])
     parser.add_argument("--sets", nargs="+", choices=SETS, default=["none", "portable"])
     parser.add_argument("--names", nargs="+", default=EXPERIMENTS)
@@ -117,11 +118,10 @@ def main() -> int:
     )
     if options.time:
         pairs = [
-            [trained(options.names, options.steps, each, "this") for each in ("none", "portable")]
-            for _ in range(options.time)
+            [trained(options.names, options.steps, each, "this") for each in options.sets] for _ in range(options.time)
         ]
         for name in options.names:
-            ratios = [portable[name][1] / none[name][1] for none, portable in pairs]
+            ratios = [second[name][1] / first[name][1] for first, second in pairs]
             print(f"{name}: {statistics.median(ratios):.2f} times as long ({min(ratios):.2f} to {max(ratios):.2f})")
         return 0
     hashes: defaultdict[tuple[str, str], set[str]] = defaultdict(set)

@@ -75,7 +75,7 @@ FIT = "import runpy\nrunpy.run_module('lightning_tfm', run_name='__main__')"
 def texts_of(*sizes: int) -> Iterator[list[Path]]:
     """Write texts to a temporary folder, which also is the cache of child processes, and yield their paths.
 
-    They hold the speeches of tiny Shakespeare, again and again in a different order; each character is a byte.
+    They repeat the speeches of tiny Shakespeare, shuffled anew each time; each character is a byte.
     """
     downloads, name = SHAKESPEARE_FILES
     speeches, draw = resolve_path(name, downloads).read_text(encoding="utf-8").split("\n\n"), random.Random(SEED)

@@ -13,7 +13,7 @@ from lightning_tfm.errors import SYNONYMS, UserError, nearest, shell_quote, syno
 
 GROUPS = (
     *("checkpoint", "ckpt_path", "config", "data", "dry_run", "heartbeat", "model", "name", "num_threads"),
-    *("print_config", "seed_everything", "skip_test", "trainer", "trust_package"),
+    *("portable", "print_config", "seed_everything", "skip_test", "trainer", "trust_package"),
 )
 """Settings of `fit`, `validate` and `test`, of which the first part of a dotted name is one."""
 

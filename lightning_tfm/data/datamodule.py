@@ -209,7 +209,7 @@ class TaskDataModule(LightningDataModule, ABC):
         return DataLoader(cast(Dataset[Any], examples), sampler=batches, **self._loader_settings())
 
     def _by_length(self, examples: Examples) -> Callable[[Tensor], Tensor]:
-        """Return the function from places (N) in the order of the examples by length to their rows."""
+        """Return the function from positions (N) in the order by length to rows."""
         return examples.lengths.argsort(stable=True).__getitem__
 
     def val_dataloader(self) -> DataLoader[Any]:

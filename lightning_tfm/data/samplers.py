@@ -347,7 +347,7 @@ class EvaluationSampler(Sampler[Tensor]):
 
     Args:
         num_rows: the number of rows.
-        by_length: returns the rows at places (N) in their order by length.
+        by_length: the function from positions (N) in the order by length to rows.
         batch_size: the maximum number of rows in a micro-batch.
         division: the micro-batches of this process.
     """

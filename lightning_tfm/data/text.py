@@ -231,8 +231,8 @@ class TextDataModule(TaskDataModule, ABC):
 
     def _by_length(self, examples: Examples) -> Callable[[Tensor], Tensor]:
         if not isinstance(examples, TextDataset):
-            return super()._by_length(examples)
-        # The last window comes first if it is shorter. A table of all rows would take much memory for a long text.
+            return super()._by_length(examples)  # a table of all rows, which takes much memory for long texts
+        # The last window comes first if it is shorter.
         shift = int(examples.last_length < examples.max_length)
         return lambda places: (places - shift) % len(examples)
 

@@ -84,6 +84,7 @@ from lightning_tfm.runs.names import named_checkpoint
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import delete_folder, relative
 from lightning_tfm.system.memory import gc_disabled, keep_freed_memory
+from lightning_tfm.system.portability import check_portable
 from lightning_tfm.system.private import actions, replace_default_timeout, set_writer
 from lightning_tfm.system.versions import head_commit
 from lightning_tfm.tasks import TaskModule
@@ -199,6 +200,12 @@ class TfmCLI(LightningCLI):
             default=1,
             help="the number of threads of each process on a CPU, on which floating-point sums depend",
         )
+        parser.add_argument(
+            "--portable",
+            type=bool,
+            default=False,
+            help="compute with kernels that are the same on all x86 processors with AVX2, on a CPU",
+        )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         add_options(parser, self.command)
@@ -236,6 +243,8 @@ class TfmCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Set the threads, convert epochs to steps, name the loggers, and find the checkpoint and the run to resume."""
         options = self.options
+        if options.portable:
+            check_portable()
         torch.set_num_threads(options.num_threads)
         os.environ["OMP_NUM_THREADS"] = str(options.num_threads)  # without which the launchers of Lightning set another
         check_pair(_class(options.model.class_path), _class(options.data.class_path))

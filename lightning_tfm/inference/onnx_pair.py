@@ -90,7 +90,6 @@ def convert(predictor: Predictor) -> OnnxPair:
         raise UserError(f"torch cannot export {type(network).__name__}: {reason}; try safetensors") from None
 
 
-LOGCUMSUMEXP = torch.ops.aten.logcumsumexp.default
 SIZES, STEPS = ((3, 5), (4, 7)), (2, 4)
 """Rows and lengths, and numbers of decoding steps, of two examples: axes whose sizes differ are dynamic."""
 
@@ -275,8 +274,6 @@ def _observed(layers: dict[str, Attention], head_mask: Tensor) -> Iterator[dict[
                 maps[name] = layer.weights(*args, **kwargs)
             except UserError:  # linear attention in decode_step
                 return type(layer).forward(layer, *args, **kwargs)
-            if isinstance(layer, HardMonotonicAttention):  # returns the logarithms of the weights
-                return type(layer).forward(layer, *args, **kwargs)
             return layer.with_weights(maps[name], *args, **kwargs)
 
         return forward
@@ -313,15 +310,6 @@ class _Function(nn.Module):
         return self.call(head_mask, *inputs)
 
 
-def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
-    """Return `x.logcumsumexp(dim)`, from all pairs of elements, since a sum of exponentials would underflow."""
-    x = x.movedim(dim, -1)
-    is_before = torch.ones(x.size(-1), x.size(-1), dtype=torch.bool, device=x.device).tril()
-    pairs = torch.where(is_before, x.unsqueeze(-2), -torch.inf)
-    maximum = pairs.amax(-1, keepdim=True)
-    return ((pairs - maximum).exp().sum(-1, keepdim=True).log() + maximum).squeeze(-1).movedim(-1, dim)
-
-
 def _trace(
     network: nn.Module,
     call: Callable[..., list[Tensor]],
@@ -354,8 +342,6 @@ def _trace(
 
     arguments = (head_mask, [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in examples[0]])
     program = trace(_Function(network, observed), arguments, {}, (None, shapes))
-    if LOGCUMSUMEXP in {node.target for node in program.graph.nodes}:  # which ONNX lacks
-        program = program.run_decompositions({LOGCUMSUMEXP: _logcumsumexp})
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is missing
     exported = torch.onnx.export(
         program,

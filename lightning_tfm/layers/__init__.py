@@ -38,7 +38,7 @@ from lightning_tfm.layers.positions import (
     apply_rotary,
     position_scheme,
 )
-from lightning_tfm.layers.precision import at_least_float32, full_precision_product
+from lightning_tfm.layers.precision import at_least_float32, matmul_without_autocast
 from lightning_tfm.layers.transformer_layer import (
     Activation,
     AddNorm,
@@ -96,9 +96,9 @@ __all__ = [
     "causal_mask",
     "check_dropout",
     "check_num_heads",
-    "full_precision_product",
     "join_heads",
     "lstm_with_attention",
+    "matmul_without_autocast",
     "merge_lora",
     "monotonic_weights",
     "norm_layer",

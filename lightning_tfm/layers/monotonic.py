@@ -239,7 +239,10 @@ class HardMonotonicAttention(AdditiveScores):
     MAX_DISTANCE = 4
 
     NEVER = -1e4
-    """Score of padding, whose softmax is 0, also if all keys are padding."""
+    """Score of padding: finite, so that the softmax is defined if all keys are padding."""
+
+    LEAST = 1e-20
+    """Minimum of the probabilities of tokens relative to the largest, which bounds the gradient of the posterior."""
 
     def __init__(self, d_query: int, d_memory: int, d_attention: int) -> None:
         super().__init__(d_query, d_memory, d_attention)
@@ -275,11 +278,10 @@ class HardMonotonicAttention(AdditiveScores):
         return scores.masked_fill(distances < 0, -math.inf).softmax(3)
 
     def _weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor, tokens: Tensor) -> Tensor:
-        # Only the ratios of the tokens of a query matter. With a maximum of 1, their products with the weights do not
+        # Only the ratios of the probabilities matter. With a maximum of 1, their products with the weights do not
         # underflow.
         tiny = torch.finfo(tokens.dtype).tiny
-        tokens = tokens.clamp(min=tiny)
-        tokens = tokens / tokens.amax(2, keepdim=True)
+        tokens = (tokens / tokens.amax(2, keepdim=True).clamp(min=tiny)).clamp(min=self.LEAST)
         weights = []
         for transition, token in zip(self._transitions(query, keys, mask).unbind(1), tokens.unbind(1), strict=True):
             joint = previous * token  # (B, S)

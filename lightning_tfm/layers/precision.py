@@ -11,8 +11,8 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def full_precision_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return the matrix product of a and b, which autocast does not round to half precision."""
+def matmul_without_autocast(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply matrices in their own type, also under autocast."""
     if not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):  # `torch.export` cannot trace the other branch
         return a @ b
     with torch.autocast(a.device.type, enabled=False):

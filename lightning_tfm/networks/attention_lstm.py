@@ -21,8 +21,8 @@ from lightning_tfm.layers import (
     MonotonicAttention,
     PointerGenerator,
     at_least_float32,
-    full_precision_product,
     lstm_with_attention,
+    matmul_without_autocast,
 )
 from lightning_tfm.networks.network import DataProperties, Memory, Seq2SeqNetwork, State, complete
 from lightning_tfm.system.private import has_forward_hooks
@@ -56,17 +56,17 @@ class AttentionLSTM(Seq2SeqNetwork):
             the others. "linear" removes them from the source, and adds the sum of their embeddings to the embedding of
             each token of source and target, so that each step of the decoder reads them.
         feature_ids: ids of the features; if null, `fit` infers them from the data.
-        outputs: the tokens that an output consists of: "all", or "targets" for those of the training targets, such as
-            phonemes. The output layer then has fewer rows, and other tokens the smallest positive probability.
+        outputs: the tokens that the output layer scores: "all", or "targets" for EOS and the tokens of the training
+            targets. Other tokens have the smallest positive probability.
         target_ids: ids of the tokens of the training targets; if null, `fit` infers them from the data.
 
     Note:
         With features_encoder, EOS moves to the place of the first feature, also in the attention weights. With outputs
-        "targets", a label smoothing adds a constant to the training loss.
+        "targets", label smoothing adds a constant to the training loss.
     """
 
     is_feature: Tensor
-    columns: Tensor | None
+    output_index: Tensor | None
     is_traceable = False  # it loops over the tokens
 
     def __init__(
@@ -115,15 +115,17 @@ class AttentionLSTM(Seq2SeqNetwork):
                 self.decoder_state = Linear(3 * d_model, 2 * d_model, bias=False)
                 self.decoder_candidate = Linear(3 * d_model, d_model, bias=False)
         self.readout = Linear((1 if attention == "hard_monotonic" else 3) * d_model, d_model)
-        columns, num_outputs = None, vocab_size
+        output_index, num_outputs = None, vocab_size
         if outputs == "targets":
             if pointer_generator or not target_ids:
                 reason = "with pointer_generator" if pointer_generator else "for data with unknown target_ids"
                 raise UserError(f"outputs must be all {reason}, but is targets; leave it out")
             ids = sorted({EOS, *target_ids})
             num_outputs = len(ids)
-            columns = torch.full((vocab_size,), num_outputs).index_copy(0, torch.tensor(ids), torch.arange(num_outputs))
-        self.register_buffer("columns", columns, persistent=False)  # of the output layer, for each id
+            # The output of each id; the number of outputs if it has none.
+            output_index = torch.full((vocab_size,), num_outputs)
+            output_index[ids] = torch.arange(num_outputs)
+        self.register_buffer("output_index", output_index, persistent=False)
         self.head = Linear(d_model, num_outputs)
         if pointer_generator and attention == "hard_monotonic":
             raise UserError("pointer_generator must be false for attention hard_monotonic, but is true; try additive")
@@ -160,10 +162,10 @@ class AttentionLSTM(Seq2SeqNetwork):
 
     def _of_all_ids(self, log_probs: Tensor) -> Tensor:
         """Return the log probabilities (..., V) of all ids, given those of the outputs."""
-        if self.columns is None:
+        if self.output_index is None:
             return log_probs
         never = math.log(torch.finfo(log_probs.dtype).tiny)
-        return F.pad(log_probs, (0, 1), value=never).index_select(-1, self.columns)
+        return F.pad(log_probs, (0, 1), value=never).index_select(-1, self.output_index)
 
     def _split(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Return the source (B, S) without its features, and the sum (B, 1, d_embedding) of their embeddings."""
@@ -226,7 +228,7 @@ class AttentionLSTM(Seq2SeqNetwork):
     def _logits(self, hidden: Tensor, context: Tensor) -> Tensor:
         features = torch.tanh(self.readout(torch.cat((hidden, context), dim=-1)))
         logits = self.head(self.dropout(features))
-        return logits if self.columns is None else self._of_all_ids(at_least_float32(logits).log_softmax(-1))
+        return logits if self.output_index is None else self._of_all_ids(at_least_float32(logits).log_softmax(-1))
 
     def _is_fused(self) -> bool:
         """Return whether the decoder is computed by `lstm_with_attention`, which has a hand-written backward pass.
@@ -297,16 +299,16 @@ class AttentionLSTM(Seq2SeqNetwork):
         first = self._probabilities(emission.unsqueeze(1), target_in[:, :1])
         tokens = torch.cat((first, self._probabilities(emissions, target_in.roll(-1, 1))[:, :-1]), dim=1)  # (B, T, S)
         weights = self.attention(hiddens, keys, source != PAD, previous, tokens)  # (B, T, S)
-        probs = full_precision_product(weights.unsqueeze(2), emissions).squeeze(2)  # (B, T, V)
+        probs = matmul_without_autocast(weights.unsqueeze(2), emissions).squeeze(2)  # (B, T, V)
         log_probs = self._of_all_ids(probs.clamp(min=torch.finfo(probs.dtype).tiny).log())
         return log_probs, (recurrent, (weights[:, -1], emissions[:, -1]), state[2])
 
     def _probabilities(self, emissions: Tensor, ids: Tensor) -> Tensor:
         """Return the probabilities (B, T, S) of ids (B, T), given those of all outputs (B, T, S, V)."""
-        columns = ids if self.columns is None else self.columns[ids]
+        outputs = ids if self.output_index is None else self.output_index[ids]
         last = emissions.size(3) - 1
-        index = columns.clamp(max=last)[:, :, None, None].expand(*emissions.shape[:3], 1)
-        return emissions.gather(3, index).squeeze(3).masked_fill((columns > last).unsqueeze(2), 0)
+        index = outputs.clamp(max=last)[:, :, None, None].expand(*emissions.shape[:3], 1)
+        return emissions.gather(3, index).squeeze(3).masked_fill((outputs > last).unsqueeze(2), 0)
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
         return self._decode(target_in, self.encode(source))[0]

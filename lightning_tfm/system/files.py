@@ -103,8 +103,8 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file; values of other types are written as text."""
-    path.write_text(json.dumps(content, ensure_ascii=False, indent=2, default=str) + "\n", encoding="utf-8")
+    """Write a JSON file atomically, see `atomic_write`; values without a JSON type are written as strings."""
+    write_text(path, json.dumps(content, ensure_ascii=False, indent=2, default=str) + "\n")
 
 
 def copy_file(source: str | Path, target: str | Path) -> None:

@@ -43,7 +43,9 @@ def train_pair_tokenizer(
     counts = splitter.count(sources, are_targets=False) + of_targets
     symbols = sorted(counts) if vocab_size is None else build_vocab(counts, vocab_size)
     tokenizer = SymbolTokenizer([UNKNOWN, *symbols], **settings)
-    tokenizer.target_ids = [id for id, symbol in enumerate(tokenizer.symbols, NUM_SPECIAL) if symbol in of_targets]
+    known = {*symbols}
+    outputs = {symbol if symbol in known else UNKNOWN for symbol in of_targets}
+    tokenizer.target_ids = [id for id, symbol in enumerate(tokenizer.symbols, NUM_SPECIAL) if symbol in outputs]
     return tokenizer
 
 

@@ -60,6 +60,8 @@ def test_features_are_read_from_their_own_column(tmp_path):
     targets = {symbol for pair in data.pairs("train") for symbol in pair.target}
     assert {data.tokenizer.symbols[id - NUM_SPECIAL] for id in network.hyper_parameters["target_ids"]} == targets
     assert AttentionLSTM.from_data(data, d_model=8).hyper_parameters["target_ids"] is None
+    few = Tsv(train, train, features=3, vocab_size=8)
+    assert few.tokenizer.unknown_id in few.target_ids, "rare symbols of targets are the unknown one"
     ids = data.datasets["train"].sources[torch.tensor([0])][0, :-1].tolist()
     assert tokenizer_from_dict(data.tokenizer.to_dict()).encode("run\tV;PST") == ids
     assert Tsv(train, train, source=2, target=1).pairs("train")[0][:2] == ("ran", "run")

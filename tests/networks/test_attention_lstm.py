@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from lightning_tfm.errors import UserError
+from lightning_tfm.layers import HardMonotonicAttention
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import AttentionLSTM
 from lightning_tfm.tokenization import BOS, EOS, PAD
@@ -176,6 +177,26 @@ def test_restricted_outputs_are_those_of_a_softmax_over_fewer_tokens(attention):
     others = [id for id in range(VOCAB_SIZE) if id not in ids]
     assert (log_probs[..., others] == math.log(torch.finfo(torch.float32).tiny)).all()
     assert network(source, torch.tensor([[BOS, 3, 9]])).isfinite().all()  # tokens that no output has
+
+
+def test_hard_monotonic_attention_is_precise_under_autocast(batch):
+    """Its probabilities are summed in float32; only the inputs of the linear layers are rounded."""
+    network = randomize(AttentionLSTM(VOCAB_SIZE, 16, attention="hard_monotonic")).eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        log_probs = network(*batch)
+    assert log_probs.dtype == torch.float32
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(log_probs.shape[:2]))
+    torch.testing.assert_close(log_probs, network(*batch), atol=0.1, rtol=0.1)
+
+
+def test_gradients_are_finite_if_a_token_is_impossible_where_the_network_attends():
+    attention = HardMonotonicAttention(4, 6, 5)
+    query, keys, mask = torch.randn(1, 3, 4), torch.randn(1, 2, 5), torch.ones(1, 2).bool()
+    tokens = torch.tensor([[[1.0, 1.0], [1e-42, 0.5], [0.0, 0.0]]], requires_grad=True)
+    weights = attention(query.requires_grad_(), keys.requires_grad_(), mask, attention.start(mask), tokens)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 3))
+    weights[..., 0].sum().backward()
+    assert all(tensor.grad.isfinite().all() for tensor in (query, keys, tokens))
 
 
 @pytest.mark.parametrize(
