@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
 
 PART = 1 << 20  # characters that are encoded at a time, each of which is a byte
 
@@ -28,6 +27,8 @@ def encode(begin: int, path: str, numbers: np.ndarray) -> torch.Tensor:
 
 def prepare(path: str, characters: bytes, folder: str) -> int:
     """Write the tokens of a text to a folder in chunks, with two processes, and return their number."""
+    from litdata import TokensLoader, optimize  # in an environment of its own
+
     numbers, parts = np.zeros(256, np.uint8), [*range(0, os.path.getsize(path), PART)]
     numbers[[*characters]] = np.arange(len(characters))
     # Starting processes without a fork takes longer than the work.
@@ -38,7 +39,9 @@ def prepare(path: str, characters: bytes, folder: str) -> int:
 
 
 def main() -> None:
-    """Serve the work "prepare", or "batches", of which a block has several."""
+    """Run the work, "prepare" or "batches", once for each line of standard input."""
+    from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
+
     work, path, (rows, length, number) = sys.argv[1], sys.argv[2], map(int, sys.argv[3:])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # litdata prints

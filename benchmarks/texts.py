@@ -216,7 +216,7 @@ def build_litdata(work: str, path: Path) -> Built:
     """Build a side of litdata in its own environment; see litdata_side.py."""
     program = str(Path(__file__).with_name("litdata_side.py"))
     command = [os.environ[LITDATA], program, work, str(path), *map(str, (BATCH_SIZE, LENGTH, BATCHES))]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
 
     def run() -> Block:
         print(file=process.stdin, flush=True)
