@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -148,11 +148,11 @@ class AttentionLSTM(Seq2SeqNetwork):
         return super().data_settings(data) | ({"feature_ids": [*ids]} if ids else {})
 
     @classmethod
-    def from_data(cls, data: DataProperties, **settings: Any) -> Self:
-        """Construct a network that fits a data module, see `Network.from_data`; it has target_ids only if required."""
-        if settings.get("outputs") == "targets":
-            settings = complete(settings, {"target_ids": [*getattr(data, "target_ids", ())]})
-        return super().from_data(data, **settings)
+    def complete_settings(cls, data: DataProperties, settings: dict[str, Any]) -> dict[str, Any]:
+        settings = super().complete_settings(data, settings)
+        if settings.get("outputs") != "targets":
+            return settings
+        return complete(settings, {"target_ids": [*getattr(data, "target_ids", ())]})
 
     def random_ids(self, rows: int, length: int, generator: torch.Generator, ids_per_token: int = 1) -> Tensor:
         ids = super().random_ids(rows, length, generator, ids_per_token)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import at_least_float32
-from lightning_tfm.networks.network import DataProperties, Seq2SeqNetwork, Side, State, complete
+from lightning_tfm.networks.network import DataProperties, Seq2SeqNetwork, Side, State
 
 
 class Ensemble(Seq2SeqNetwork):
@@ -56,7 +56,7 @@ class Ensemble(Seq2SeqNetwork):
     def from_data(cls, data: DataProperties, **settings: Any) -> Self:
         """Construct an ensemble whose members fit a data module, see `Network.from_data`."""
         members = [
-            {**member, "init_args": complete(member.get("init_args", {}), _member_class(member).data_settings(data))}
+            {**member, "init_args": _member_class(member).complete_settings(data, member.get("init_args", {}))}
             for member in settings["members"]
         ]
         return super().from_data(data, **settings | {"members": members})

@@ -91,9 +91,14 @@ class Network(nn.Module, ABC):
         return {"vocab_size": data.vocab_size}
 
     @classmethod
+    def complete_settings(cls, data: DataProperties, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return settings of the constructor with those of the data in place of each that is missing or None."""
+        return complete(settings, cls.data_settings(data))
+
+    @classmethod
     def from_data(cls, data: DataProperties, **settings: Any) -> Self:
-        """Construct a network that fits a data module, with `data_settings` for settings that are missing or None."""
-        return cls(**complete(settings, cls.data_settings(data)))
+        """Construct a network that fits a data module, see `complete_settings`."""
+        return cls(**cls.complete_settings(data, settings))
 
     def check_lengths(self, source_length: int, target_length: int = 0) -> None:
         """Raise UserError if sequences of these lengths, in tokens, have more positions than the network."""

@@ -104,16 +104,18 @@ def test_the_shortest_member_limits_the_lengths():
 
 def test_members_are_completed_from_the_data():
     class Data:
-        vocab_size, max_source_length, max_target_length = 11, 7, 5
+        vocab_size, max_source_length, max_target_length, target_ids = 11, 7, 5, (4, 5)
 
     sizes = {"d_model": 16, "num_heads": 2, "num_layers": 1}
     specifications = [
         {"class_path": "lightning_tfm.networks.GPT", "init_args": sizes | {"max_length": None}},
         {"class_path": "lightning_tfm.networks.Transformer", "init_args": sizes | {"max_length": 9}},
         {"class_path": "lightning_tfm.networks.AttentionLSTM"},
+        {"class_path": "lightning_tfm.networks.AttentionLSTM", "init_args": {"outputs": "targets"}},
     ]
     ensemble = Ensemble.from_data(Data(), members=specifications)
-    assert [member.max_length for member in ensemble.members] == [12, 9, None]
+    assert [member.max_length for member in ensemble.members] == [12, 9, None, None]
+    assert [member.hyper_parameters.get("target_ids") for member in ensemble.members[2:]] == [None, [4, 5]]
     assert {member.hyper_parameters["vocab_size"] for member in ensemble.members} == {11}
 
 
