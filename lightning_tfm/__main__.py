@@ -32,7 +32,7 @@ from lightning_tfm.errors import (
 )
 from lightning_tfm.fit import LIGHTNING_COMMANDS
 from lightning_tfm.system.memory import gc_disabled
-from lightning_tfm.system.portability import VariablesError
+from lightning_tfm.system.portability import VARIABLES, VariablesError
 
 USAGE = """\
 usage: lightning-tfm COMMAND ...
@@ -93,8 +93,8 @@ def main() -> None:
         else:
             hint = f"; available: {', '.join(COMMANDS)}" if command.startswith("-") else nearest(command, COMMANDS)
             raise UserError(f"the command must come first, but is {command!r}{hint}")
-    except VariablesError as error:  # libraries have read the environment already
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | error.variables)
+    except VariablesError:  # libraries have read the environment already
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | VARIABLES)
     except (UserError, ArgumentError) as error:
         ignore_signals()
         if is_main_process() or not _ends_main_process():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from lightning_tfm.errors import UserError
 
@@ -12,18 +11,7 @@ VARIABLES = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_C
 
 
 class VariablesError(UserError):
-    """Error of environment variables that must be set before Python starts.
-
-    Attributes:
-        variables: the variables.
-    """
-
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        super().__init__(
-            f"portable must be false unless the environment has {' '.join(f'{k}={v}' for k, v in variables.items())} "
-            "when Python starts, but is true; set these variables"
-        )
-        self.variables = variables
+    """Error of VARIABLES, which must be set before Python starts."""
 
 
 def check_portable() -> None:
@@ -36,6 +24,9 @@ def check_portable() -> None:
     import torch
 
     if any(os.environ.get(name) != value for name, value in VARIABLES.items()):
-        raise VariablesError(VARIABLES)
+        raise VariablesError(
+            f"portable must be false unless the environment has {' '.join(map('='.join, VARIABLES.items()))} when "
+            "Python starts, but is true; set these variables"
+        )
     if (found := torch.backends.cpu.get_cpu_capability()) != "AVX2":
         raise UserError(f"portable must be false on processors without AVX2, but is true; PyTorch uses {found}")
