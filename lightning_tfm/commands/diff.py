@@ -166,8 +166,12 @@ def _sentences(traced: Trace) -> Iterator[str]:
         yield "the run does not repeat: {} was {}, and is now {}".format(each["name"], *each["values"])
     if found is not None:
         step = "before the first step" if found["step"] is None else f"at step {found['step']}"
-        yield f"first difference, {step}: {found['name']}"
+        where = f" in process {found['process']}" if "process" in found else ""
+        where = f", added over {found['reduced']} processes (all-reduce)" if "reduced" in found else where
+        yield f"first difference, {step}: {found['name']}{where}"
         yield f"  equal before: {found['before'] or 'nothing'}"
+        if found.get("skipped"):
+            yield f"  not compared: {found['skipped']} values, of all rows of a process or with a padding of its own"
         if "values" in found:
             yield f"  values: {', '.join(map(shown, found['values']))}"
         if "elements" in found:

@@ -1,7 +1,7 @@
 """Training of two runs again, side by side, up to the step at which they part.
 
-Each run is trained in a child process. After each step, it sends a fingerprint of all that the step has computed, and
-waits for the other. The values themselves are kept until the fingerprints are known to be equal, so that each run is
+Each process of a run is a child process. After each step, it sends a fingerprint of all that the step has computed, and
+waits for the others. The values themselves are kept until the fingerprints are known to be equal, so that each run is
 trained once, and the memory does not depend on the number of steps.
 """
 
@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import io
-import itertools
 import json
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -48,9 +48,12 @@ REPEATED = ("train/loss", "trainer/gradient_norm", "trainer/learning_rate")
 
 SETTINGS = (
     *("--trainer.logger=false", "--trainer.limit_val_batches=0", "--trainer.enable_progress_bar=false", "--skip_test"),
-    *("--trainer.devices=1", "--trainer.num_nodes=1"),
+    "--trainer.num_nodes=1",
 )
-"""Settings of `fit` for the training only, in one process, which with elastic determinism has the bits of several."""
+"""Settings of `fit` for the training only, on one machine."""
+
+REDUCED = ("gradient", "learning rate", "clipped gradient", "optimizer state", "parameter")
+"""Kinds of values that processes have in common, since they add their gradients with an all-reduce."""
 
 Values = list[tuple[str, Tensor]]
 """Tensors with their names, in the order in which they were computed."""
@@ -75,7 +78,7 @@ class StepTrace(Callback):
         self.step = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.names = {module: _short(name) for name, module in pl_module.named_modules()}
+        self.names = {module: _short(name) for name, module in pl_module.named_modules() if name}
         self.hooks = [
             register_module_forward_pre_hook(lambda module, args: self._keep_call("input", module, args)),
             register_module_forward_hook(lambda module, args, output: self._keep_call("output", module, output)),
@@ -162,12 +165,19 @@ def _short(name: str) -> str:
 
 
 def train_again(
-    connection: Connection, cwd: str, folder: Path, checkpoint: Path | None, trust_packages: Sequence[str]
+    connection: Connection,
+    cwd: str,
+    folder: Path,
+    checkpoint: Path | None,
+    trust_packages: Sequence[str],
+    num_processes: int,
+    environment: dict[str, str],
 ) -> None:
     """Train a run again in this process with a `StepTrace`, from a checkpoint or from its start.
 
     An error is sent as a text. Nothing is written or printed. The training ends if the connection is closed.
     """
+    os.environ.update(environment)
     os.chdir(cwd)  # multiprocessing starts in another folder if the current one was changed
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # until the process ends
     run = Run(folder)
@@ -185,7 +195,7 @@ def train_again(
             """Do not test."""
 
     arguments = ["fit", "--config", str(folder / Run.CONFIG), *SETTINGS, *trust_arguments(trust_packages)]
-    arguments += ["--trainer.callbacks", json.dumps(_training_callbacks(run))]
+    arguments += [f"--trainer.devices={num_processes}", "--trainer.callbacks", json.dumps(_training_callbacks(run))]
     arguments += [] if checkpoint is None else ["--ckpt_path", str(checkpoint)]
     try:
         run_cli(arguments, TracingCLI)
@@ -213,7 +223,10 @@ class Trace(TypedDict):
         equal_steps: the number of these that are equal before the first difference.
         not_repeated: the metric in which a run has parted from its own record, with the recorded value first.
         difference: the first value that differs, with its name, the `step` (None before the first), and `before`, the
-            name of the last equal value of the step; see `lightning_tfm.comparison.tensors.difference` for the others.
+            name of the last equal value of the step; of runs of several processes, `process`, the rank of the process,
+            or `reduced`, the number of processes that have added the value; and `skipped`, the number of values before
+            it that one process and several do not have in common. See `lightning_tfm.comparison.tensors.difference`
+            for the others.
     """
 
     first_step: int
@@ -227,80 +240,156 @@ def trace(runs: Sequence[Run], trust_packages: Sequence[str]) -> Trace:
     """Train two runs again, from their last equal checkpoints, until they part.
 
     Raises:
-        UserError: if a run cannot be trained again, or not with the same bits in one process.
+        UserError: if a run cannot be trained again, or not with the same bits on this machine.
     """
-    for run in runs:
-        _check_repeatable(run)
+    numbers = [_num_processes(run) for run in runs]
+    if numbers[0] != numbers[1] and 1 not in numbers:
+        raise UserError(
+            "--trace needs runs with the same number of processes, or one run with a single process, but "
+            f"{' and '.join(repr(relative(run.folder)) for run in runs)} have {numbers[0]} and {numbers[1]}; compare "
+            "each with a run of one process"
+        )
     first, checkpoints = _last_equal_checkpoints(runs)
     steps = max(min(map(_recorded_steps, runs)) - first, 0)
     traced: Trace = {"first_step": first, "steps": steps, "equal_steps": 0, "not_repeated": [], "difference": None}
     if not steps:
         return traced
-    children = [Child(run, path, trust_packages) for run, path in zip(runs, checkpoints, strict=True)]
+    trainings = [Training(*each, trust_packages) for each in zip(runs, checkpoints, numbers, strict=True)]
     try:
         with progress_bar("tracing, step", total=steps) as bar:
             for number in range(steps + 1):  # the first is the state before the first step
-                fingerprints, mismatches = zip(*(child.receive() for child in children), strict=True)
+                fingerprints, mismatches = zip(*(training.receive() for training in trainings), strict=True)
                 traced["not_repeated"] = [
-                    {"name": f"{mismatch['name']} of {child.name}", "values": mismatch["values"]}
-                    for child, mismatch in zip(children, mismatches, strict=True)
+                    {"name": f"{mismatch['name']} of {training.name}", "values": mismatch["values"]}
+                    for training, mismatch in zip(trainings, mismatches, strict=True)
                     if mismatch is not None
                 ]
-                if fingerprints[0] != fingerprints[1]:
-                    step = first + number - 1 if number else None
-                    traced["difference"] = {"step": step, **_first_difference(children)}
+                if fingerprints[0] != fingerprints[1] and (found := _first_difference(trainings)) is not None:
+                    traced["difference"] = {"step": first + number - 1 if number else None, **found}
                 if traced["difference"] or traced["not_repeated"]:
                     break
                 traced["equal_steps"] = number
                 bar.update(number - bar.n)
-                for child in children:
-                    child.connection.send(None)
+                for training in trainings:
+                    training.go_on()
     finally:
-        for child in children:
-            child.connection.close()
-            child.process.join()
+        for training in trainings:
+            training.end()
     return traced
 
 
-class Child:
-    """Child process that trains a run again, see `train_again`."""
+class Training:
+    """Child processes that train a run again, see `train_again`; one for each process of the run."""
 
-    def __init__(self, run: Run, checkpoint: Path | None, trust_packages: Sequence[str]) -> None:
+    def __init__(self, run: Run, checkpoint: Path | None, num_processes: int, trust_packages: Sequence[str]) -> None:
         self.name = relative(run.folder)
-        self.connection, other = PROCESSES.Pipe()
-        arguments = other, os.getcwd(), run.folder, checkpoint, trust_packages
-        self.process = PROCESSES.Process(target=train_again, args=arguments, daemon=True)
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: on Ctrl-C, the connection is closed
-        self.process.start()
+        self.connections, self.processes = [], []
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: on Ctrl-C, the connections are closed
+        for rank in range(num_processes):
+            connection, other = PROCESSES.Pipe()
+            place = {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            arguments = other, os.getcwd(), run.folder, checkpoint, trust_packages, num_processes
+            environment = place if num_processes > 1 else {}
+            process = PROCESSES.Process(target=train_again, args=(*arguments, environment), daemon=True)
+            process.start()
+            other.close()
+            self.connections.append(connection)
+            self.processes.append(process)
         signal.signal(signal.SIGINT, handler)
-        other.close()
 
-    def receive(self) -> Any:
-        """Return what the process has sent; raise UserError if it has failed."""
+    def receive(self) -> tuple[list[bytes], Difference | None]:
+        """Return the fingerprints of the processes after a step, and the first metric that is not the recorded one."""
+        fingerprints, mismatches = zip(*map(self._receive, self.connections), strict=True)
+        return list(fingerprints), next(filter(None, mismatches), None)
+
+    def _receive(self, connection: Connection) -> Any:
+        """Return what a process has sent; raise UserError if it has failed."""
         try:
-            received = self.connection.recv()
+            received = connection.recv()
         except EOFError:
             received = "its process was killed"
         if isinstance(received, str):
             raise UserError(f"RUN must be a run that can be trained again, but {self.name!r} is not: {received}")
         return received
 
-    def ask(self, request: str | int) -> Any:
-        """Return the answer to a request."""
-        self.connection.send(request)
-        return self.receive()
+    def names(self, rank: int) -> list[tuple[str, bytes]]:
+        """Return the names and the fingerprints of the values of a process."""
+        self.connections[rank].send("names")
+        return cast(list[tuple[str, bytes]], self._receive(self.connections[rank]))
+
+    def value(self, rank: int, index: int) -> Tensor:
+        """Return a value of a process."""
+        self.connections[rank].send(index)
+        return cast(Tensor, torch.load(io.BytesIO(self._receive(self.connections[rank])), weights_only=True))
+
+    def go_on(self) -> None:
+        """Let all processes begin the next step."""
+        for connection in self.connections:
+            connection.send(None)
+
+    def end(self) -> None:
+        """End all processes."""
+        for connection in self.connections:
+            connection.close()
+        for process in self.processes:
+            process.join()
 
 
-def _first_difference(children: Sequence[Child]) -> dict[str, Any]:
-    """Return the first value that differs among those that two processes have kept for a step."""
-    both = [child.ask("names") for child in children]
-    pairs = itertools.zip_longest(*both, fillvalue=("nothing", b""))
-    index, name, other = next((i, one[0], two[0]) for i, (one, two) in enumerate(pairs) if one != two)
-    before = both[0][index - 1][0] if index else None
-    if name != other:
-        return {"name": f"{name} or {other}", "before": before}
-    tensors = [torch.load(io.BytesIO(child.ask(index)), weights_only=True) for child in children]
-    return {"name": name, "before": before, **(difference(*tensors) or {})}
+def _first_difference(trainings: Sequence[Training]) -> dict[str, Any] | None:
+    """Return the first value of a step that differs between two trainings; None if all are equal.
+
+    If one has a single process and the other several, the values of each process are compared with the rows that it
+    computes of the other; see `_counterparts`.
+    """
+    numbers = [len(training.processes) for training in trainings]
+    several = max(numbers) > 1
+    places = [[rank % number for number in numbers] for rank in range(max(numbers))]
+    names = [[training.names(rank) for training, rank in zip(trainings, ranks, strict=True)] for ranks in places]
+    before, num_rows, skipped = None, [0, 0], set()
+    for index in range(max(len(each) for pair in names for each in pair)):
+        for ranks, pair in zip(places, names, strict=True):
+            (name, first), (other, second) = (each[index] if index < len(each) else ("nothing", b"") for each in pair)
+            if name != other:
+                return {"name": f"{name} or {other}", "before": before}
+            if first == second and numbers[0] == numbers[1]:
+                continue
+            values = [training.value(rank, index) for training, rank in zip(trainings, ranks, strict=True)]
+            where = {"process": max(ranks)} if several else {}
+            if numbers[0] != numbers[1]:
+                if name.startswith("batch") and values[0].dim() > 1:
+                    num_rows = [len(value) for value in values]
+                if (counterparts := _counterparts(name, values, numbers, max(ranks), num_rows)) is None:
+                    skipped.add(index)
+                    continue
+                values = counterparts
+                where = {"reduced": max(numbers)} if name.startswith(REDUCED) else where
+            if (found := difference(*values)) is not None:
+                return {"name": name, "before": before, **where, "skipped": len(skipped), **found}
+        if index not in skipped:
+            before = name
+    return None
+
+
+def _counterparts(
+    name: str, values: Sequence[Tensor], numbers: Sequence[int], rank: int, num_rows: Sequence[int]
+) -> list[Tensor] | None:
+    """Return the parts of a value of a single process, and of process `rank` of P, that should be equal.
+
+    Gradients are divided by P. Process `rank` computes the rows `rank`, `rank` + P, ... of the batch with their own
+    padding. None if the values are not those of rows, as a loss is, or have another padding, except for the batch.
+    """
+    pairs = list(zip(values, numbers, num_rows, strict=True))
+    if name.startswith(REDUCED):
+        return [value * number if name.startswith("gradient") else value for value, number, _ in pairs]
+    if any(value.dim() == 0 or len(value) != rows for value, _, rows in pairs):
+        return None
+    parts = [value[rank :: max(numbers)] if number == 1 else value for value, number, _ in pairs]
+    if name.startswith("batch"):
+        shape = [min(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
+        parts = [part[tuple(map(slice, shape))] for part in parts]
+    return parts if parts[0].shape == parts[1].shape else None
 
 
 def _last_equal_checkpoints(runs: Sequence[Run]) -> tuple[int, Sequence[Path | None]]:
@@ -325,14 +414,21 @@ def _recorded_steps(run: Run) -> int:
     return min(max([run.last_checkpoint[0], *(step + 1 for step in rows_by_step(run))]), max_steps) or max_steps
 
 
-def _check_repeatable(run: Run) -> None:
-    """Raise UserError unless a run was trained, and one process repeats its bits."""
+def _num_processes(run: Run) -> int:
+    """Return the number of processes that repeat the bits of a run: with elastic determinism, one does.
+
+    Raises:
+        UserError: if the run was not trained, or its weights are divided among processes.
+    """
     folder, strategy = relative(run.folder), str(run.config["trainer"]["strategy"])
     if run.state == "evaluated":
         raise UserError(f"--trace needs runs that were trained, but {folder!r} is a test; name its run")
     processes = max((start["processes"] for start in run.starts), default=1)
-    if processes > 1 and "Elastic" not in strategy:
+    if "Elastic" in strategy or processes == 1:
+        return 1
+    if strategy not in ("auto", "ddp"):
         raise UserError(
-            f"--trace needs runs of one process or with elastic determinism, but {folder!r} has {processes} processes; "
-            "leave it out"
+            f"--trace needs runs whose processes have all weights, as with trainer.strategy ddp, but {folder!r} has "
+            f"{strategy}; leave it out"
         )
+    return processes

@@ -15,7 +15,7 @@ from lightning_tfm.checkpoint import read, write
 from lightning_tfm.commands import step_trace
 from lightning_tfm.comparison.tensors import fingerprint, tensor_difference
 from support.experiments import fit, made_once
-from support.processes import CONTEXT, EXPERIMENTS, start
+from support.processes import CONTEXT, EXPERIMENTS, start, start_two
 from support.records import SUMMARY, write_run
 
 PLANTED = """
@@ -245,6 +245,66 @@ def test_trace_of_accumulated_batches_and_micro_batches(trained, command):
     assert found["difference"]["name"] == "output of dropout"
 
 
+def on_two_processes(run, strategy="ddp"):
+    """Make a copied run one of two processes."""
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["trainer"] |= {"devices": 2, "strategy": strategy}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    starts = json.loads((run / "provenance.json").read_text())
+    (run / "provenance.json").write_text(json.dumps([starts[0] | {"processes": 2}]))
+    for path in ("summary.json", "metrics.csv"):
+        (run / path).unlink(missing_ok=True)
+    return run
+
+
+@pytest.mark.parametrize("model", LAYERS)
+def test_trace_of_two_processes(model, trained, command):
+    fault = {"kind": "weight", "layer": LAYERS[model], "step": 1}
+    found = traced(command, on_two_processes(trained(model)), on_two_processes(trained(model, "second", fault)))
+    assert (found["equal_steps"], found["difference"]["step"], found["difference"]["process"]) == (1, 1, 0)
+    assert found["difference"]["name"] == f"output of {LAYERS[model]}"
+
+
+def test_equal_runs_of_two_processes_are_trained_again_to_their_end(trained, command):
+    runs = [on_two_processes(trained("gpt", name)) for name in ("first", "second")]
+    assert traced(command, *runs, status=0)["equal_steps"] == STEPS
+
+
+@pytest.mark.parametrize("model", LAYERS)
+def test_trace_compares_the_rows_of_one_and_two_processes(model, trained, command):
+    fault = {"kind": "target", "step": 0}
+    found = traced(command, trained(model), on_two_processes(trained(model, "second", fault)))["difference"]
+    assert (found["step"], found["name"], found["process"]) == (0, "batch, target_out", 0)
+    assert (found["index"], found["values"][1]) == ([0, 0], 2)
+
+
+@pytest.mark.run
+@pytest.mark.soak
+@pytest.mark.parametrize("experiment", ["date_gpt", "date_transformer", "toy_translation_transformer"])
+def test_trace_of_one_and_two_processes_names_the_first_all_reduce(experiment, command, monkeypatch, tmp_path):
+    """The outputs of rows do not depend on the number of rows here, as they may with other kernels."""
+    monkeypatch.setattr(step_trace, "PROCESSES", CONTEXT)
+    settings = {"max_steps": 2, "val_check_interval": 2, "limit_val_batches": 1}
+    arguments = [f"--trainer.{name}={value}" for name, value in settings.items()]
+    for name, begin in {"one": start, "two": start_two}.items():
+        begin(
+            "fit",
+            "--config",
+            EXPERIMENTS / f"{experiment}.yaml",
+            "--name",
+            name,
+            "--skip_test",
+            *arguments,
+            cwd=tmp_path,
+        ).finish()
+    found = traced(command, "one", "two")
+    assert (found["equal_steps"], found["difference"]["step"], found["difference"]["reduced"]) == (0, 0, 2)
+    assert found["difference"]["name"].startswith("gradient of ")
+    assert found["difference"]["before"] == "output of network"
+    printed = command("diff", "one", "two", "--trace", status=1).out
+    assert ", added over 2 processes (all-reduce)\n" in printed
+
+
 def test_values_of_a_planted_difference(trained, command):
     fault = {"kind": "update", "layer": "head", "step": 2}
     found = traced(command, trained("gpt"), trained("gpt", "second", fault))["difference"]
@@ -352,9 +412,13 @@ def test_trace_refuses_what_it_cannot_repeat(trained, command, mistake):
     config.write_text(config.read_text().replace("planted_fault.Fault", "planted_fault.Missing"))
     error = command("diff", *runs, "--trace", "--trust-package=planted_fault", status=2).err
     assert "RUN must be a run that can be trained again, but 'runs/gpt/second' is not: " in error
-    starts = json.loads((runs[0] / "provenance.json").read_text())
-    (runs[0] / "provenance.json").write_text(json.dumps([starts[0] | {"processes": 2}]))
-    assert "runs of one process" in command("diff", *runs, "--trace", status=2).err
+    on_two_processes(runs[0], "fsdp")
+    assert "has fsdp" in mistake("diff", *runs, "--trace")
+    for run, processes in zip(runs, (2, 3), strict=True):
+        on_two_processes(run)
+        starts = json.loads((run / "provenance.json").read_text())
+        (run / "provenance.json").write_text(json.dumps([starts[0] | {"processes": processes}]))
+    assert "have 2 and 3" in mistake("diff", *runs, "--trace")
 
 
 # Records
