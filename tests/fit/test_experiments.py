@@ -104,3 +104,12 @@ def test_an_architecture_can_be_laid_over_an_experiment(overlay, tmp_path, comma
     assert after == before
     sizes = settings_with_small_files("Text", tmp_path)
     command("fit", "shakespeare_gpt", "--config", overlay, "--trainer.fast_dev_run=true", *sizes)
+
+
+def test_setting_of_a_nested_class_can_be_null(command):
+    values = {"d_embedding": 8, "features_encoder": "linear"}
+    settings = [f"--model.network.{name}={value}" for name, value in values.items()]
+    nulls = [f"--model.network.{name}=null" for name in values]
+    printed = command("fit", "copy_attention_lstm", *settings, *nulls, "--print_config").out
+    network = yaml.safe_load(printed)["model"]["init_args"]["network"]["init_args"]
+    assert {name: network[name] for name in values} == dict.fromkeys(values)
