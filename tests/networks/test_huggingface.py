@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import re
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -68,53 +69,55 @@ def model(request):
     return new_model(*MODELS[request.param])
 
 
-@torch.no_grad()
-def test_logits_loss_and_generation_equal_transformers(model):
-    network = from_huggingface(model).eval()
-    ids = torch.randint(1, IDS, (3, 24))  # 0 is PAD, which the loss skips
-    expected = model(ids, labels=ids)
-    logits = network(ids[:, :0], ids)
-    torch.testing.assert_close(logits, expected.logits, rtol=0, atol=1e-5)
-    loss = token_nll(logits[:, :-1], ids[:, 1:]) / ids[:, 1:].numel()
-    assert loss.item() == pytest.approx(expected.loss.item(), abs=1e-5)
-    assert sum(weight.numel() for weight in network.parameters()) == model.num_parameters()
-    state, cache = network.encode(ids[:, :10]), model(ids[:, :10]).past_key_values
-    for step in range(10, 24):
-        logits, state = network.decode_step(ids[:, step], state)
-        output = model(ids[:, step : step + 1], past_key_values=cache)
-        torch.testing.assert_close(logits, output.logits[:, 0], rtol=0, atol=1e-5)
-
-
-def test_greedy_continuations_equal_transformers(model):
-    network = from_huggingface(model, NUM_SPECIAL).eval()
-    prompt = torch.randint(IDS, (3, 4))
-    expected = model.generate(prompt, max_new_tokens=20, do_sample=False, attention_mask=torch.ones_like(prompt))
-    continued = continue_text(network.encode, network.decode_step, prompt + NUM_SPECIAL, 20, 24)
-    assert continued.equal(expected[:, 4:] + NUM_SPECIAL)
-
-
 def norm_in_float64(self, x):
     return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
 
 
-@torch.no_grad()
-def test_logits_in_float64_equal_transformers(model, monkeypatch):
-    """Transformers computes RMSNorm and angles of rotary positions in float32, and all else in float64."""
-    network, ids = from_huggingface(model.double()).eval(), torch.randint(IDS, (3, 24))
+def compute_in_float64(model, network, monkeypatch):
+    """Make transformers compute the loss and RMSNorm in float64, as it does all else, and share its rotary angles.
+
+    Their frequencies are rounded to float32 in transformers.
+    """
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    for norm in (LlamaRMSNorm, Qwen3RMSNorm):
+        monkeypatch.setattr(norm, "forward", norm_in_float64)
     if model.config.model_type != "gpt2":
-        torch.testing.assert_close(network(ids[:, :0], ids), model(ids).logits, rtol=0, atol=1e-6)
-        for norm in (LlamaRMSNorm, Qwen3RMSNorm):
-            monkeypatch.setattr(norm, "forward", norm_in_float64)
         angles = model.model.rotary_emb(torch.zeros((), dtype=torch.float64), torch.arange(24)[None])
         for table, angle in zip((network.positions.cos, network.positions.sin), angles, strict=True):
             torch.testing.assert_close(table, angle[0, :, : table.size(1)], rtol=0, atol=1e-5)
             table.copy_(angle[0, :, : table.size(1)])
-    torch.testing.assert_close(network(ids[:, :0], ids), model(ids).logits, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=str)
+@torch.no_grad()
+def test_logits_loss_and_cached_generation_equal_transformers(dtype, bound, model, monkeypatch):
+    close = partial(torch.testing.assert_close, rtol=0, atol=bound)
+    network, ids = from_huggingface(model.to(dtype), NUM_SPECIAL).eval(), torch.randint(IDS, (3, 24))
+    if dtype == torch.float64:
+        actual = network(ids[:, :0], ids + NUM_SPECIAL)[..., NUM_SPECIAL:]
+        close(actual, model(ids).logits, atol=1e-6)
+        compute_in_float64(model, network, monkeypatch)
+    expected, tokens = model(ids, labels=ids), ids + NUM_SPECIAL
+    logits = network(tokens[:, :0], tokens)
+    close(logits[..., NUM_SPECIAL:], expected.logits)
+    close(token_nll(logits[:, :-1], tokens[:, 1:]) / tokens[:, 1:].numel(), expected.loss)
+
+    prompt = ids[:, :4]
+    ids = model.generate(prompt, max_new_tokens=20, do_sample=False, attention_mask=torch.ones_like(prompt))
+    tokens = ids + NUM_SPECIAL
+    assert continue_text(network.encode, network.decode_step, tokens[:, :4], 20, 24).equal(tokens[:, 4:])
+    state, cache = network.encode(tokens[:, :3]), model(ids[:, :3]).past_key_values
+    for step in range(3, 23):
+        logits, state = network.decode_step(tokens[:, step], state)
+        output = model(ids[:, step : step + 1], past_key_values=cache)
+        close(logits[:, NUM_SPECIAL:], output.logits[:, 0])
+        assert logits.argmax(1).equal(tokens[:, step + 1])
 
 
 @torch.no_grad()
 def test_weights_return_without_a_difference(model):
     network, tied = from_huggingface(model), model.config.tie_word_embeddings
+    assert sum(weight.numel() for weight in network.parameters()) == model.num_parameters()
     config, weights = to_huggingface(network)
     state = model.state_dict()
     assert weights.keys() == state.keys() - ({"lm_head.weight"} if tied else set())
