@@ -59,6 +59,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     texts.large_texts,
     gpu.gpt2_124m,
     gpu.tiny_shakespeare,
+    gpu.memory_mapped_text,
+    gpu.elastic_determinism,
 )
 """All benchmarks, in the order of their rows in RESULTS.md."""
 

@@ -5,22 +5,34 @@ Without a GPU, they raise UserError; the tests run the steps at a small size on 
 
 from __future__ import annotations
 
+import socket
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain, repeat
+from pathlib import Path
 
 import torch
+from lightning import Trainer
 from torch import Tensor, nn
 
 from benchmarks import peers
 from benchmarks.convergence import SEEDS, SHAKESPEARE_FILES, goal_row, require, train_shakespeare
+from benchmarks.framework import EXPERIMENTS, run_python
 from benchmarks.measure import Built, Facts, Row, Side, absolute_row, compare, ratio_row
-from benchmarks.steps import decay_groups, nano_loss, parameters_of, repeated, same_parameters, windows
+from benchmarks.steps import decay_groups, mean_loss, nano_loss, parameters_of, repeated, same_parameters, windows
+from benchmarks.texts import BATCH_SIZE, LENGTH, READ, texts_of
+from datamodules import Text
 from lightning_tfm.callbacks.telemetry import peak_flops
+from lightning_tfm.checkpoint import read
 from lightning_tfm.data import Batch
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT
+from lightning_tfm.runs.record import Run
 
+SHAKESPEARE = {"d_model": 384, "num_heads": 6, "num_layers": 6, "max_length": LENGTH}
 GPT2_124M = {"vocab_size": 50_304, "d_model": 768, "num_heads": 12, "num_layers": 12, "max_length": 1024}
 
 
@@ -132,3 +144,76 @@ def tiny_shakespeare(full: bool) -> Iterator[Row]:
     runs = [train_shakespeare("shakespeare_gpt_gpu", seed, "bf16-mixed", **settings) for seed in SEEDS]
     note = f"700 steps; losses on the whole validation split: {', '.join(f'{run.amount:.4f}' for run in runs)}"
     yield goal_row(f"tiny Shakespeare, 6 x 384, until {goal}", "≤ 60 s", runs, goal, note, is_loss=True)
+
+
+def build_text(
+    side: str, path: Path, size: dict[str, int], batch_size: int, device: str, steps: int, compiled: bool
+) -> Built:
+    """Build training steps of GPT on batches of a text that are "loaded", or on the first one, "kept" on the device."""
+    torch.set_float32_matmul_precision("high")
+    trainer = Trainer(accelerator=device, devices=1, barebones=True)
+    data = Text(str(path), max_length=size["max_length"], batch_size=batch_size)
+    data.trainer = trainer  # pins the memory of batches for a GPU
+    data.setup("fit")
+    torch.manual_seed(0)
+    network = GPT(data.vocab_size, **size, bias=False).to(device)
+    forward = partial(mean_loss, network)
+    step = bf16_step(network, torch.compile(forward) if compiled else forward, device)
+    stream = chain.from_iterable(repeat(data.train_dataloader()))
+    batches = ([trainer.strategy.batch_to_device(batch)] for batch in stream)
+    first = next(batches)
+    losses = [step(first).item() for _ in range(3)]
+    work = repeated(step, batches if side == "loaded" else [first], steps, lambda batch: 1)
+    return Built({"parameters": parameters_of(network), "losses": losses}, work)
+
+
+def memory_mapped_text(full: bool) -> Iterator[Row]:
+    """Measure steps on a text that is mapped into memory against steps on a batch that stays on the GPU."""
+    require_gpu()
+    with texts_of(READ) as (path,):
+        sides = (
+            Side(build_text, side, path, SHAKESPEARE, BATCH_SIZE, device="cuda", steps=100, compiled=True)
+            for side in ("loaded", "kept")
+        )
+        rates, checked = compare(*sides, same_training)
+    times = [(1000 / ours, 1000 / peer) for ours, peer in rates]
+    name = "GPT on a memory-mapped text / on one batch on the GPU"
+    note = f"100 MB, {BATCH_SIZE} windows of {LENGTH} tokens, 6 layers of 384, bf16, compiled"
+    yield ratio_row(name, "ms a step", "≤ 1.05 x", times, checked=checked, note=note)
+
+
+def elastic_weights(processes: int, device: str, *settings: str) -> dict[str, Tensor]:
+    """Return the weights of date_gpt after `fit` with elastic determinism in processes that share a device.
+
+    NCCL refuses a GPU that is shared, so each process is a node and communicates by gloo.
+    """
+    configs = [part for name in ("date_gpt", "elastic") for part in ("--config", str(EXPERIMENTS / f"{name}.yaml"))]
+    trainer = [f"accelerator={device}", "devices=1", f"num_nodes={processes}", "deterministic=true"]
+    trainer += ["strategy.init_args.process_group_backend=gloo"]
+    command = "-m", "lightning_tfm", "fit", *configs, *(f"--trainer.{setting}" for setting in trainer), *settings
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # finds a free port
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
+        fit = partial(run_python, Path(folder), *command, **address)
+        for ended in [pool.submit(fit, NODE_RANK=str(rank)) for rank in range(processes)]:
+            ended.result()
+        (run,) = Run.below(Path(folder))
+        return read(run.checkpoint_folder / Run.LAST)["state_dict"]
+
+
+def count_different(ours: dict[str, Tensor], peer: dict[str, Tensor]) -> int:
+    """Return the number of weights in float32 whose bits differ."""
+    assert ours.keys() == peer.keys()
+    return sum(int((ours[name].view(torch.int32) != peer[name].view(torch.int32)).sum()) for name in ours)
+
+
+def elastic_determinism(full: bool) -> Iterator[Row]:
+    """Count the weights of a training on two processes that share the GPU that differ from those on one."""
+    require_gpu()
+    settings = ["--trainer.max_steps=100", "--trainer.val_check_interval=100", "--trainer.precision=bf16-mixed"]
+    settings += ["--model.network.dropout=0.1", "--data.train_size=6000"]
+    one, two = (elastic_weights(processes, "cuda", *settings) for processes in (1, 2))
+    number = sum(map(torch.numel, one.values()))
+    note = f"of {number:,} weights of date_gpt after 100 steps in bf16-mixed, with dropout; gloo"
+    name = "elastic determinism, 2 processes on one GPU / 1: weights that differ"
+    yield absolute_row(name, "weights", "≤ 0 weights", [count_different(one, two)], note=note)

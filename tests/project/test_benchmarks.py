@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -249,11 +250,13 @@ def measured(monkeypatch):
         monkeypatch.setattr(tables, "write_table", lambda table, folder: None)
         monkeypatch.setattr(tables, "run_ours", train_on_table)
         monkeypatch.setattr(framework, "run_start", lambda *arguments: 1.0)
-        monkeypatch.setattr(texts, "texts_of", lambda *sizes: nullcontext([Path("text.txt") for _ in sizes]))
+        for module in texts, gpu:
+            monkeypatch.setattr(module, "texts_of", lambda *sizes: nullcontext([Path("text.txt") for _ in sizes]))
         monkeypatch.setattr(texts, "start", lambda path: 1.0)
         monkeypatch.setattr(texts, "sampled", lambda *arguments: (5.0, 300.0))
         monkeypatch.setenv(texts.LITDATA, sys.executable)
         monkeypatch.setattr(gpu, "require_gpu", lambda: None)
+        monkeypatch.setattr(gpu, "elastic_weights", lambda *arguments: {"weight": torch.ones(3)})
         monkeypatch.setattr(gpu, "peak_flops", lambda device, half: 989e12)
         return list(benchmark(full)), sides, trainings
 
@@ -323,11 +326,25 @@ def test_gpu_rows(measured, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     with pytest.raises(UserError, match="no peak is known for a GPU"):
         next(gpu.gpt2_124m(False))
+    (text,), (elastic,) = measured(gpu.memory_mapped_text)[0], measured(gpu.elastic_determinism)[0]
+    assert (text.ours, text.peer, text.ratio, text.held) == (25.0, 1000.0, 0.025, True)  # the rates are 40 and 1
+    assert (elastic.ours, elastic.held, cells(elastic)[1]) == (0, True, "0")
+
+
+@pytest.mark.run
+def test_processes_that_share_a_device_train_as_one():
+    settings = [f"--trainer.{name}=6" for name in ("max_steps", "val_check_interval")]
+    settings += ["--model.network.dropout=0.1", "--data.train_size=200", "--data.val_size=8", "--data.test_size=8"]
+    one, two = (gpu.elastic_weights(processes, "cpu", *settings) for processes in (1, 2))
+    assert gpu.count_different(one, two) == 0
+    name = "network.norm.weight"
+    assert gpu.count_different(one, two | {name: two[name].neg()}) == two[name].numel()
 
 
 def test_published_rows_stay_where_a_benchmark_cannot_run(monkeypatch, tmp_path, capsys):
     """Without a GPU, other systems than Linux, or files."""
-    unmeasured = gpu.gpt2_124m, gpu.tiny_shakespeare, framework.saving, texts.large_texts
+    unmeasured = gpu.gpt2_124m, gpu.tiny_shakespeare, gpu.memory_mapped_text, gpu.elastic_determinism
+    unmeasured += framework.saving, texts.large_texts
     unmeasured += convergence.polarity, tables.inflection, texts.texts, texts.texts_against_litdata
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "platform", "darwin")
@@ -338,7 +355,7 @@ def test_published_rows_stay_where_a_benchmark_cannot_run(monkeypatch, tmp_path,
     bench.main()
     lines = capsys.readouterr().err.splitlines()
     missing = f"{str(tmp_path)!r} does not"
-    reasons = "no GPU", "no GPU", "Linux only", "Linux only", missing, missing, missing, "with litdata"
+    reasons = *["no GPU"] * 4, "Linux only", "Linux only", missing, missing, missing, "with litdata"
     for benchmark, line, reason in zip(unmeasured, lines, reasons, strict=True):
         assert line.startswith(f"{benchmark.__name__} is not measured: ")
         assert reason in line
@@ -385,7 +402,9 @@ def test_sides_alternate(monkeypatch):
 
 
 COPY = partial(steps.build_copy, batch_size=2, like_lengths=False, allocator=False)
-GPT2 = partial(gpu.build_gpt2, size=TINY, batch_size=2, accumulated=3, device="cpu", steps=2, compiled=False)
+ON_CPU = {"batch_size": 2, "device": "cpu", "steps": 2, "compiled": False}
+GPT2 = partial(gpu.build_gpt2, size=TINY, accumulated=3, **ON_CPU)
+TEXT = partial(gpu.build_text, size={name: size for name, size in TINY.items() if name != "vocab_size"}, **ON_CPU)
 SAMPLER = partial(decoding.build_sampler, max_length=decoding.SAMPLED + 2, whole=False)
 LIMIT = partial(limits.build_limit, "post", batch_size=2)
 GPT_STEP = partial(steps.build_gpt, allocator=False)
@@ -401,6 +420,7 @@ BOTH = {
     "products": (LIMIT, ("products", "products"), steps.same_parameters),
     "lengths": (framework.build_lengths, (16, 1), framework.vary),
     "GPT-2": (GPT2, ("ours", "nano"), gpu.same_training),
+    "GPT on a text": (TEXT, ("loaded", "kept"), gpu.same_training),
     "cache": (SAMPLER, ("ours", "recomputed"), decoding.same_tokens),
     "GPT in CTranslate2": (SAMPLER, ("ours", "ctranslate2"), decoding.same_tokens),
     "characters": (texts.build_characters, ("ours", "nano"), texts.same_splits),
@@ -425,7 +445,7 @@ def test_sides_do_equal_work(pair, monkeypatch, tmp_path):
     monkeypatch.setattr(texts, "BATCHES", 2)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     build, (ours, peer), same = BOTH[pair]
-    if build.__module__ == texts.__name__:
+    if "path" in inspect.signature(build).parameters:
         build = partial(build, path=Path(text_file(tmp_path, "To be, or not to be: that is the question.\n\n" * 1000)))
     built = build(ours), build(peer)
     assert same(*(side.facts for side in built)) or same is limits.unchecked
