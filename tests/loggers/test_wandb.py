@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -190,6 +191,21 @@ def test_wandb_config_and_data_fingerprint(cwd, path):
     assert begun["display_name"] == "copy_transformer/version_0"
     assert begun["config"]["update"]["git_commit"] == (start["git"]["commit"] or "unknown")
     assert begun["tags"] == ["Seq2SeqModule", "Transformer", "Copy"]
+
+
+def test_fork_has_the_group_and_the_id_of_its_parent(cwd, path, tmp_path):
+    shutil.copytree(cwd / "runs", tmp_path / "runs")
+    run(
+        "fit", "--fork", "copy_transformer/version_0@3", "--model.optimizer.lr=1e-4", cwd=tmp_path, WANDB_MODE="offline"
+    ).finish()
+    (parent,), (fork,) = (records(each, "run") for each in offline_files(tmp_path))
+    assert fork["run_id"] != parent["run_id"]
+    assert fork["run_group"] == parent["run_group"]
+    lineage = fork["config"]["update"]["fork"]
+    assert (lineage["run"], lineage["step"]) == ("runs/copy_transformer/version_0", 3)
+    assert lineage["wandb"] == parent["run_id"]
+    assert "fork" not in parent["config"]["update"]
+    assert min(item["_step"] for item in history(offline_files(tmp_path)[1])) >= 3
 
 
 def test_tables_of_predictions(path):
