@@ -170,8 +170,8 @@ def _sentences(traced: Trace) -> Iterator[str]:
         where = f", added over {found['reduced']} processes (all-reduce)" if "reduced" in found else where
         yield f"first difference, {step}: {found['name']}{where}"
         yield f"  equal before: {found['before'] or 'nothing'}"
-        if found.get("skipped"):
-            yield f"  not compared: {found['skipped']} values, of all rows of a process or with a padding of its own"
+        if traced["skipped"]:
+            yield f"  not compared, without rows or with different padding: {traced['skipped']:,}"
         if "values" in found:
             yield f"  values: {', '.join(map(shown, found['values']))}"
         if "elements" in found:

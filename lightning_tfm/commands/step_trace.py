@@ -17,7 +17,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,6 +43,9 @@ from lightning_tfm.system.progress import progress_bar
 
 PROCESSES = multiprocessing.get_context("spawn")
 
+PATIENCE = 10
+"""Seconds in which a process ends by itself, once its connection is closed."""
+
 REPEATED = ("train/loss", "trainer/gradient_norm", "trainer/learning_rate")
 """Metrics of a step that must be those that a run has recorded."""
 
@@ -52,8 +55,11 @@ SETTINGS = (
 )
 """Settings of `fit` for the training only, on one machine."""
 
-REDUCED = ("gradient", "learning rate", "clipped gradient", "optimizer state", "parameter")
-"""Kinds of values that processes have in common, since they add their gradients with an all-reduce."""
+SHARED = ("gradient", "learning rate", "clipped gradient", "optimizer state", "parameter")
+"""Kinds of values that all processes of a run have in common."""
+
+LAUNCHER = ("SLURM_", "TORCHELASTIC_", "GROUP_")
+"""Beginnings of the environment variables by which Lightning recognizes a launcher of processes."""
 
 Values = list[tuple[str, Tensor]]
 """Tensors with their names, in the order in which they were computed."""
@@ -97,7 +103,7 @@ class StepTrace(Callback):
         self._keep("loss", loss)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        self._keep_gradients("gradient", pl_module)
+        self._keep_gradients("gradient", pl_module, trainer.world_size)  # by which DDP has divided their sum
         for group in optimizer.param_groups:
             self._keep("learning rate", torch.as_tensor(group["lr"], dtype=torch.float64))
 
@@ -123,9 +129,9 @@ class StepTrace(Callback):
             for key, each in value.items():
                 self._keep(f"{name}, {key}", each)
 
-    def _keep_gradients(self, kind: str, module: LightningModule) -> None:
+    def _keep_gradients(self, kind: str, module: LightningModule, factor: int = 1) -> None:
         for name, weight in module.named_parameters():
-            self._keep(f"{kind} of {_short(name)}", weight.grad)
+            self._keep(f"{kind} of {_short(name)}", weight.grad if weight.grad is None else weight.grad * factor)
 
     def _state(self, module: LightningModule) -> Values:
         """Return the optimizer state and the parameters, by name."""
@@ -177,9 +183,13 @@ def train_again(
 
     An error is sent as a text. Nothing is written or printed. The training ends if the connection is closed.
     """
+    for name in [name for name in os.environ if name.startswith(LAUNCHER)]:
+        del os.environ[name]
     os.environ.update(environment)
     os.chdir(cwd)  # multiprocessing starts in another folder if the current one was changed
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # until the process ends
+    for descriptor in (1, 2):  # to which C++ writes
+        os.dup2(sys.stdout.fileno(), descriptor)
     run = Run(folder)
     trace = StepTrace(connection, rows_by_step(run))
 
@@ -223,10 +233,10 @@ class Trace(TypedDict):
         equal_steps: the number of these that are equal before the first difference.
         not_repeated: the metric in which a run has parted from its own record, with the recorded value first.
         difference: the first value that differs, with its name, the `step` (None before the first), and `before`, the
-            name of the last equal value of the step; of runs of several processes, `process`, the rank of the process,
-            or `reduced`, the number of processes that have added the value; and `skipped`, the number of values before
-            it that one process and several do not have in common. See `lightning_tfm.comparison.tensors.difference`
-            for the others.
+            name of the last equal value of the step. Of runs of several processes, it also has `process`, the rank of
+            the process, or `reduced`, the number of processes that have added the gradient. See
+            `lightning_tfm.comparison.tensors.difference` for the others.
+        skipped: the number of values of the step that one process and several do not share, so they are not compared.
     """
 
     first_step: int
@@ -234,6 +244,7 @@ class Trace(TypedDict):
     equal_steps: int
     not_repeated: list[Difference]
     difference: dict[str, Any] | None
+    skipped: int
 
 
 def trace(runs: Sequence[Run], trust_packages: Sequence[str]) -> Trace:
@@ -251,7 +262,10 @@ def trace(runs: Sequence[Run], trust_packages: Sequence[str]) -> Trace:
         )
     first, checkpoints = _last_equal_checkpoints(runs)
     steps = max(min(map(_recorded_steps, runs)) - first, 0)
-    traced: Trace = {"first_step": first, "steps": steps, "equal_steps": 0, "not_repeated": [], "difference": None}
+    traced: Trace = {
+        **{"first_step": first, "steps": steps, "equal_steps": 0},
+        **{"not_repeated": [], "difference": None, "skipped": 0},
+    }
     if not steps:
         return traced
     trainings = [Training(*each, trust_packages) for each in zip(runs, checkpoints, numbers, strict=True)]
@@ -264,8 +278,10 @@ def trace(runs: Sequence[Run], trust_packages: Sequence[str]) -> Trace:
                     for training, mismatch in zip(trainings, mismatches, strict=True)
                     if mismatch is not None
                 ]
-                if fingerprints[0] != fingerprints[1] and (found := _first_difference(trainings)) is not None:
-                    traced["difference"] = {"step": first + number - 1 if number else None, **found}
+                if fingerprints[0] != fingerprints[1]:
+                    found, traced["skipped"] = _first_difference(trainings)
+                    if found is not None:
+                        traced["difference"] = {"step": first + number - 1 if number else None, **found}
                 if traced["difference"] or traced["not_repeated"]:
                     break
                 traced["equal_steps"] = number
@@ -284,24 +300,32 @@ class Training:
     def __init__(self, run: Run, checkpoint: Path | None, num_processes: int, trust_packages: Sequence[str]) -> None:
         self.name = relative(run.folder)
         self.connections, self.processes = [], []
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
+        environment = {}
+        if num_processes > 1:
+            with socket.create_server(("127.0.0.1", 0)) as server:  # finds a free port
+                port = str(server.getsockname()[1])
+            environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0"}
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: on Ctrl-C, the connections are closed
-        for rank in range(num_processes):
-            connection, other = PROCESSES.Pipe()
-            place = {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            arguments = other, os.getcwd(), run.folder, checkpoint, trust_packages, num_processes
-            environment = place if num_processes > 1 else {}
-            process = PROCESSES.Process(target=train_again, args=(*arguments, environment), daemon=True)
-            process.start()
-            other.close()
-            self.connections.append(connection)
-            self.processes.append(process)
-        signal.signal(signal.SIGINT, handler)
+        try:
+            for rank in range(num_processes):
+                connection, other = PROCESSES.Pipe()
+                place = environment | {"LOCAL_RANK": str(rank)} if environment else {}
+                arguments = other, os.getcwd(), run.folder, checkpoint, trust_packages, num_processes, place
+                process = PROCESSES.Process(target=train_again, args=arguments)
+                process.start()
+                other.close()
+                self.connections.append(connection)
+                self.processes.append(process)
+        finally:
+            signal.signal(signal.SIGINT, handler)
 
     def receive(self) -> tuple[list[bytes], Difference | None]:
         """Return the fingerprints of the processes after a step, and the first metric that is not the recorded one."""
-        fingerprints, mismatches = zip(*map(self._receive, self.connections), strict=True)
+        received: dict[Connection, Any] = {}
+        while missing := [connection for connection in self.connections if connection not in received]:
+            for connection in wait(missing):  # a process that has failed is not the first if others wait for it
+                received[connection] = self._receive(connection)
+        fingerprints, mismatches = zip(*(received[connection] for connection in self.connections), strict=True)
         return list(fingerprints), next(filter(None, mismatches), None)
 
     def _receive(self, connection: Connection) -> Any:
@@ -334,62 +358,71 @@ class Training:
         for connection in self.connections:
             connection.close()
         for process in self.processes:
+            process.join(PATIENCE)
+            process.kill()  # if it waits for another process that has failed
             process.join()
 
 
-def _first_difference(trainings: Sequence[Training]) -> dict[str, Any] | None:
-    """Return the first value of a step that differs between two trainings; None if all are equal.
+def _first_difference(trainings: Sequence[Training]) -> tuple[dict[str, Any] | None, int]:
+    """Return the first value of a step that differs between two trainings, and the number of values before it skipped.
 
     If one has a single process and the other several, the values of each process are compared with the rows that it
     computes of the other; see `_counterparts`.
     """
     numbers = [len(training.processes) for training in trainings]
-    several = max(numbers) > 1
-    places = [[rank % number for number in numbers] for rank in range(max(numbers))]
-    names = [[training.names(rank) for training, rank in zip(trainings, ranks, strict=True)] for ranks in places]
-    before, num_rows, skipped = None, [0, 0], set()
-    for index in range(max(len(each) for pair in names for each in pair)):
-        for ranks, pair in zip(places, names, strict=True):
-            (name, first), (other, second) = (each[index] if index < len(each) else ("nothing", b"") for each in pair)
+    names = [
+        [training.names(rank) for rank in range(number)] for training, number in zip(trainings, numbers, strict=True)
+    ]
+    before, num_rows, skipped = None, (0, 0), 0
+    for index in range(max(len(names[0][0]), len(names[1][0]))):
+        is_skipped = False
+        for rank in range(max(numbers)):
+            ranks = [rank % number for number in numbers]
+            (name, first), (other, second) = (
+                each[place][index] if index < len(each[place]) else ("nothing", b"")
+                for each, place in zip(names, ranks, strict=True)
+            )
+            is_shared = numbers[0] == numbers[1] or name.startswith(SHARED)
+            found: dict[str, Any] = {"name": name if name == other else f"{name} or {other}", "before": before}
+            if max(numbers) > 1 and not name.startswith(SHARED):
+                found["process"] = rank
             if name != other:
-                return {"name": f"{name} or {other}", "before": before}
-            if first == second and numbers[0] == numbers[1]:
+                return found, skipped
+            if is_shared and first == second:
                 continue
-            values = [training.value(rank, index) for training, rank in zip(trainings, ranks, strict=True)]
-            where = {"process": max(ranks)} if several else {}
-            if numbers[0] != numbers[1]:
+            values = [training.value(place, index) for training, place in zip(trainings, ranks, strict=True)]
+            if not is_shared:
                 if name.startswith("batch") and values[0].dim() > 1:
-                    num_rows = [len(value) for value in values]
-                if (counterparts := _counterparts(name, values, numbers, max(ranks), num_rows)) is None:
-                    skipped.add(index)
-                    continue
-                values = counterparts
-                where = {"reduced": max(numbers)} if name.startswith(REDUCED) else where
-            if (found := difference(*values)) is not None:
-                return {"name": name, "before": before, **where, "skipped": len(skipped), **found}
-        if index not in skipped:
-            before = name
-    return None
+                    num_rows = len(values[0]), len(values[1])
+                counterparts = _counterparts(name, values, num_rows, rank, max(numbers), numbers.index(1))
+                is_skipped |= counterparts is None
+                values = counterparts or [values[0]] * 2
+            if (different := difference(*values)) is not None:
+                if numbers[0] != numbers[1] and name.startswith("gradient"):
+                    found["reduced"] = max(numbers)
+                return found | different, skipped
+        skipped += is_skipped
+        before = before if is_skipped else name
+    return None, skipped
 
 
 def _counterparts(
-    name: str, values: Sequence[Tensor], numbers: Sequence[int], rank: int, num_rows: Sequence[int]
+    name: str, values: Sequence[Tensor], num_rows: tuple[int, int], rank: int, num_processes: int, single: int
 ) -> list[Tensor] | None:
-    """Return the parts of a value of a single process, and of process `rank` of P, that should be equal.
+    """Return the parts of a value of a single process, and of one of several, that must be equal.
 
-    Gradients are divided by P. Process `rank` computes the rows `rank`, `rank` + P, ... of the batch with their own
-    padding. None if the values are not those of rows, as a loss is, or have another padding, except for the batch.
+    Process `rank` of P computes the rows `rank`, `rank` + P, ... of a batch, with their own padding, without which
+    batches are compared. None if the values do not have these rows, as a loss, or have different padding.
     """
-    pairs = list(zip(values, numbers, num_rows, strict=True))
-    if name.startswith(REDUCED):
-        return [value * number if name.startswith("gradient") else value for value, number, _ in pairs]
-    if any(value.dim() == 0 or len(value) != rows for value, _, rows in pairs):
+    is_batch = name.startswith("batch")
+    if any(value.dim() == 0 or len(value) != rows for value, rows in zip(values, num_rows, strict=True)):
         return None
-    parts = [value[rank :: max(numbers)] if number == 1 else value for value, number, _ in pairs]
-    if name.startswith("batch"):
-        shape = [min(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
-        parts = [part[tuple(map(slice, shape))] for part in parts]
-    return parts if parts[0].shape == parts[1].shape else None
+    parts = [*values]
+    parts[single] = parts[single][rank::num_processes]
+    if is_batch and parts[0].dim() == parts[1].dim():
+        shape = [min(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
+        parts = [part[(slice(None), *map(slice, shape))] for part in parts]
+    return parts if is_batch or parts[0].shape == parts[1].shape else None
 
 
 def _last_equal_checkpoints(runs: Sequence[Run]) -> tuple[int, Sequence[Path | None]]:
@@ -423,12 +456,17 @@ def _num_processes(run: Run) -> int:
     folder, strategy = relative(run.folder), str(run.config["trainer"]["strategy"])
     if run.state == "evaluated":
         raise UserError(f"--trace needs runs that were trained, but {folder!r} is a test; name its run")
-    processes = max((start["processes"] for start in run.starts), default=1)
-    if "Elastic" in strategy or processes == 1:
+    processes = {start["processes"] for start in run.starts} or {1}
+    if "Elastic" in strategy or processes == {1}:
         return 1
-    if strategy not in ("auto", "ddp"):
+    if len(processes) > 1:
         raise UserError(
-            f"--trace needs runs whose processes have all weights, as with trainer.strategy ddp, but {folder!r} has "
-            f"{strategy}; leave it out"
+            f"--trace needs runs with one number of processes, but {folder!r} was started with "
+            f"{' and '.join(map(str, sorted(processes)))}; name another run"
         )
-    return processes
+    if "ModelParallel" in strategy:
+        raise UserError(
+            f"--trace needs runs whose processes have all weights, as with ddp, but {folder!r} has ModelParallel; name "
+            "another run"
+        )
+    return processes.pop()

@@ -116,8 +116,8 @@ def configure_parsing(trust_packages: list[str]) -> None:
     logging.getLogger("jsonargparse_null_logger").setLevel(logging.CRITICAL)
     set_parsing_settings(**import_policy(trust_packages), instantiate_subclass_spec_in_any=False)
     if not issubclass(base := yaml_loader(), BoundedLoader):
-        loader = type("ParserLoader", (BoundedLoader, base), {})
-        # jsonargparse passes null on to the parser of a nested class as "None", the text of its value.
+        loader: Any = type("ParserLoader", (BoundedLoader, base), {})
+        # jsonargparse passes null to the parser of a nested class as "None", which is therefore null everywhere.
         loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("None$"), ["N"])
         replace_yaml_loader(loader)
     read_no_files()

@@ -208,7 +208,14 @@ def test_trace_names_a_further_fault(name, model, trained, command):
 def test_equal_runs_are_trained_again_to_their_end(trained, command):
     runs = trained("gpt"), trained("gpt", "second")
     found = traced(command, *runs, status=0)
-    assert found == {"first_step": 0, "steps": STEPS, "equal_steps": STEPS, "not_repeated": [], "difference": None}
+    assert found == {
+        "first_step": 0,
+        "steps": STEPS,
+        "equal_steps": STEPS,
+        "not_repeated": [],
+        "difference": None,
+        "skipped": 0,
+    }
 
 
 def test_trace_starts_from_the_last_equal_checkpoints(trained, command):
@@ -245,13 +252,20 @@ def test_trace_of_accumulated_batches_and_micro_batches(trained, command):
     assert found["difference"]["name"] == "output of dropout"
 
 
-def on_two_processes(run, strategy="ddp"):
-    """Make a copied run one of two processes."""
+RAISE = """def on_train_start(self, trainer, module):
+        if trainer.global_rank:
+            raise RuntimeError("planted in process 1")
+"""
+"""The beginning of a method of `Fault` that raises an error in one process."""
+
+
+def on_several_processes(run, strategy="ddp", processes=(2,)):
+    """Make a copied run one that was started with these numbers of processes."""
     config = yaml.safe_load((run / "config.yaml").read_text())
-    config["trainer"] |= {"devices": 2, "strategy": strategy}
+    config["trainer"] |= {"devices": processes[-1], "strategy": strategy}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    starts = json.loads((run / "provenance.json").read_text())
-    (run / "provenance.json").write_text(json.dumps([starts[0] | {"processes": 2}]))
+    start, *_ = json.loads((run / "provenance.json").read_text())
+    (run / "provenance.json").write_text(json.dumps([start | {"processes": number} for number in processes]))
     for path in ("summary.json", "metrics.csv"):
         (run / path).unlink(missing_ok=True)
     return run
@@ -260,22 +274,41 @@ def on_two_processes(run, strategy="ddp"):
 @pytest.mark.parametrize("model", LAYERS)
 def test_trace_of_two_processes(model, trained, command):
     fault = {"kind": "weight", "layer": LAYERS[model], "step": 1}
-    found = traced(command, on_two_processes(trained(model)), on_two_processes(trained(model, "second", fault)))
+    found = traced(command, on_several_processes(trained(model)), on_several_processes(trained(model, "second", fault)))
     assert (found["equal_steps"], found["difference"]["step"], found["difference"]["process"]) == (1, 1, 0)
     assert found["difference"]["name"] == f"output of {LAYERS[model]}"
 
 
 def test_equal_runs_of_two_processes_are_trained_again_to_their_end(trained, command):
-    runs = [on_two_processes(trained("gpt", name)) for name in ("first", "second")]
+    runs = [on_several_processes(trained("gpt", name)) for name in ("first", "second")]
     assert traced(command, *runs, status=0)["equal_steps"] == STEPS
 
 
 @pytest.mark.parametrize("model", LAYERS)
 def test_trace_compares_the_rows_of_one_and_two_processes(model, trained, command):
     fault = {"kind": "target", "step": 0}
-    found = traced(command, trained(model), on_two_processes(trained(model, "second", fault)))["difference"]
+    found = traced(command, trained(model), on_several_processes(trained(model, "second", fault)))["difference"]
     assert (found["step"], found["name"], found["process"]) == (0, "batch, target_out", 0)
     assert (found["index"], found["values"][1]) == ([0, 0], 2)
+
+
+def test_another_batch_size_of_several_processes_is_the_first_difference(trained, command):
+    runs = trained("gpt"), on_several_processes(trained("gpt", "second"))
+    config = yaml.safe_load((runs[1] / "config.yaml").read_text())
+    config["data"]["init_args"]["batch_size"] *= 2
+    (runs[1] / "config.yaml").write_text(yaml.safe_dump(config))
+    found = traced(command, *runs)["difference"]
+    assert (found["step"], found["name"], found["before"]) == (0, "batch, source", None)
+
+
+def test_error_of_one_of_several_processes_is_reported(trained, command, tmp_path):
+    runs = [on_several_processes(trained("gpt", name)) for name in ("first", "second")]
+    planted = (tmp_path / "planted_fault.py").read_text()
+    raised = planted.replace("def on_train_start(self, trainer, module):", RAISE)
+    assert raised != planted
+    (tmp_path / "planted_fault.py").write_text(raised)
+    error = command("diff", *runs, "--trace", "--trust-package=planted_fault", status=2).err
+    assert "planted in process 1" in error.splitlines()[-1]
 
 
 @pytest.mark.run
@@ -412,13 +445,13 @@ def test_trace_refuses_what_it_cannot_repeat(trained, command, mistake):
     config.write_text(config.read_text().replace("planted_fault.Fault", "planted_fault.Missing"))
     error = command("diff", *runs, "--trace", "--trust-package=planted_fault", status=2).err
     assert "RUN must be a run that can be trained again, but 'runs/gpt/second' is not: " in error
-    on_two_processes(runs[0], "fsdp")
-    assert "has fsdp" in mistake("diff", *runs, "--trace")
+    on_several_processes(runs[0], processes=(2, 1))
+    assert "was started with 1 and 2" in mistake("diff", *runs, "--trace")
     for run, processes in zip(runs, (2, 3), strict=True):
-        on_two_processes(run)
-        starts = json.loads((run / "provenance.json").read_text())
-        (run / "provenance.json").write_text(json.dumps([starts[0] | {"processes": processes}]))
+        on_several_processes(run, processes=(processes,))
     assert "have 2 and 3" in mistake("diff", *runs, "--trace")
+    on_several_processes(runs[1], "lightning_tfm.distributed.strategies.ModelParallel")
+    assert "has ModelParallel" in mistake("diff", *runs, "--trace")
 
 
 # Records
