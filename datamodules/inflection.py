@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import repeat
+from itertools import chain
 from typing import Any
 
-from lightning_tfm.data import PairDataModule, Pairs, TableReader
+from lightning_tfm.data import PairDataModule, Pairs, TableReader, partition_by
 from lightning_tfm.data.download import Download, download
 from lightning_tfm.errors import UserError, nearest
 from lightning_tfm.tokenization import train_pair_tokenizer
@@ -148,17 +148,26 @@ class Inflection(PairDataModule):
         languages: codes of the languages, see `LANGUAGES`; all by default.
         decompose: whether characters are decomposed into letters and marks (Unicode's form NFD), such as Korean
             syllables.
+        partition: whether the category of a validation or test pair is not its language, but what of it occurs in the
+            training table of its language: "both" its lemma and its features, only the "lemma", only the "features",
+            or "neither", as in `Tsv`.
         settings: further arguments of PairDataModule.
     """
 
-    def __init__(self, languages: Sequence[str] | None = None, decompose: bool = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        languages: Sequence[str] | None = None,
+        decompose: bool = False,
+        partition: bool = False,
+        **settings: Any,
+    ) -> None:
         unknown = [language for language in languages or () if language not in LANGUAGES]
         if unknown or languages == []:
             raise UserError(
                 f"languages must be of SIGMORPHON 2022, but is {unknown[0] if unknown else 'empty'!r}"
                 f"{nearest(unknown[0] if unknown else '', LANGUAGES)}"
             )
-        self.languages = tuple(languages or LANGUAGES)
+        self.languages, self.partition = tuple(languages or LANGUAGES), partition
         pairs = self.pairs("train")
         tokenizer = train_pair_tokenizer(pairs.sources, pairs.targets, feature_separator=";", decompose=decompose)
         super().__init__(tokenizer, **settings)
@@ -168,10 +177,17 @@ class Inflection(PairDataModule):
 
     def _parts(self, split: str) -> Iterator[list[list[str]]]:
         """Yield the sources, targets and categories of each language."""
-        table = TableReader({"source": 1, "target": 2, "features": 3}, header=False)
+        partitioned = self.partition and split != "train"
         for language in self.languages:
-            name = f"sigmorphon2022/{language}{ENDINGS[split]}"
-            feature = f";{language}" if len(self.languages) > 1 else ""
-            for lemmas, forms, features in table.read(download(name, FILES[name])):
-                sources = [f"{lemma}\t{tags}{feature}" for lemma, tags in zip(lemmas, features, strict=True)]
-                yield [sources, forms, [*repeat(language, len(forms))]]
+            train = (sources for sources, _ in self._sides(language, "train"))
+            name = partition_by(chain.from_iterable(train)) if partitioned else None
+            for sources, forms in self._sides(language, split):
+                yield [sources, forms, [*map(name, sources)] if name else [language] * len(forms)]
+
+    def _sides(self, language: str, split: str) -> Iterator[list[list[str]]]:
+        """Yield the sources and targets of a language."""
+        table = TableReader({"source": 1, "target": 2, "features": 3}, header=False)
+        name = f"sigmorphon2022/{language}{ENDINGS[split]}"
+        feature = f";{language}" if len(self.languages) > 1 else ""
+        for lemmas, forms, features in table.read(download(name, FILES[name])):
+            yield [[f"{lemma}\t{tags}{feature}" for lemma, tags in zip(lemmas, features, strict=True)], forms]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from lightning_tfm.data import PairDataModule, Pairs, TableReader, resolve_path
+from lightning_tfm.data import PairDataModule, Pairs, TableReader, partition_by, resolve_path
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.tokenization import SymbolTokenizer, train_pair_tokenizer
-
-PARTITIONS = {(True, True): "both", (True, False): "lemma", (False, True): "features", (False, False): "neither"}
-"""Names of the partitions of SIGMORPHON 2022, by whether the lemma and the features of a pair occur in training."""
 
 FEATURE_SEPARATORS = ";+,| "
 """Separators of features, which a message names if features seem to have another one than `feature_separator`."""
@@ -101,8 +98,8 @@ class Tsv(PairDataModule):
         }
         pairs = self.splits["train"]
         if partition:
-            seen = [{source.rsplit("\t", 1)[side] for source in pairs.sources} for side in (0, 1)]
-            self.splits |= {split: _partitioned(self.splits[split], *seen) for split in names if split != "train"}
+            name = partition_by(pairs.sources)
+            self.splits |= {split: _categorized(self.splits[split], name) for split in names if split != "train"}
         if features is not None:
             _report_other_separator(pairs.sources, feature_separator)
         tokenizer = train_pair_tokenizer(pairs.sources, pairs.targets, vocab_size, **symbols)
@@ -116,14 +113,9 @@ class Tsv(PairDataModule):
         return self.splits[split]
 
 
-def _partitioned(pairs: Pairs, lemmas: set[str], features: set[str]) -> Pairs:
-    """Return pairs whose category is which of their lemma and their features occur in those of training."""
-
-    def name(source: str) -> str:
-        lemma, of_source = source.rsplit("\t", 1)
-        return PARTITIONS[lemma in lemmas, of_source in features]
-
-    return Pairs([[[*pairs.sources], [*pairs.targets], [*map(name, pairs.sources)]]])
+def _categorized(pairs: Pairs, category: Callable[[str], str]) -> Pairs:
+    """Return pairs with the category of each source."""
+    return Pairs([[[*pairs.sources], [*pairs.targets], [*map(category, pairs.sources)]]])
 
 
 def _sides(splitter: SymbolTokenizer, columns: Mapping[str, list[str]]) -> list[list[str]]:

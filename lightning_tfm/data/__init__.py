@@ -7,6 +7,7 @@ from lightning_tfm.data.hashing import stable_hash
 from lightning_tfm.data.labeled_text import LabeledBatch, LabeledDataModule, LabeledDataset
 from lightning_tfm.data.loader import ResumableDataLoader
 from lightning_tfm.data.pairs import GeneratedDataModule, Pair, PairDataModule, PairDataset, Pairs
+from lightning_tfm.data.partitions import partition_by
 from lightning_tfm.data.samplers import (
     BatchDivision,
     EvaluationSampler,
@@ -58,6 +59,7 @@ __all__ = [
     "expand_path",
     "is_hidden",
     "list_files",
+    "partition_by",
     "read_documents",
     "read_text",
     "resolve_path",

@@ -1,5 +1,6 @@
 """Data of the SIGMORPHON 2022 task on inflection."""
 
+import random
 import unicodedata
 from collections import Counter
 
@@ -8,7 +9,7 @@ import pytest
 from datamodules import Inflection
 from datamodules.inflection import ENDINGS, FILES, LANGUAGES
 from lightning_tfm.errors import UserError
-from support.corpora import write_inflections
+from support.corpora import write_inflections, write_mirror
 from support.data import set_up
 
 
@@ -62,6 +63,29 @@ def test_a_single_language_has_the_features_of_its_table(mirror):
     sources = [f"{lemma}\t{features}" for lemma, _, features in rows(mirror, "hun", "train")]
     assert sorted(data.datasets["train"].pairs.sources) == sorted(sources)
     assert {pair.category for pair in data.datasets["train"].pairs} == {"hun"}
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_partitions_are_relative_to_the_training_table_of_the_language(split, mirror, monkeypatch):
+    def draw_rows(number, seed):
+        draw = random.Random(seed)
+        return [(f"lemma{draw.randrange(20)}", "form", f"N;{draw.randrange(12)}") for _ in range(number)]
+
+    write_mirror(mirror, monkeypatch, FILES, draw_rows)
+    names = {"both": {"lemma", "features"}, "lemma": {"lemma"}, "features": {"features"}, "neither": set()}
+    expected = {}
+    for language in LANGUAGES:
+        lemmas, _, features = zip(*rows(mirror, language, "train"), strict=True)
+        sides = [
+            {side for side, seen in (("lemma", row[0] in lemmas), ("features", row[2] in features)) if seen}
+            for row in rows(mirror, language, split)
+        ]
+        expected[language] = [name for side in sides for name in names if names[name] == side]
+    together = Inflection(partition=True).pairs(split)
+    assert [pair.category for pair in together] == [name for language in LANGUAGES for name in expected[language]]
+    assert {pair.category for pair in together} == {*names}
+    for language in ("hun", "tur"):
+        assert [pair.category for pair in Inflection([language], partition=True).pairs(split)] == expected[language]
 
 
 @pytest.mark.parametrize(
