@@ -262,10 +262,7 @@ def trace(runs: Sequence[Run], trust_packages: Sequence[str]) -> Trace:
         )
     first, checkpoints = _last_equal_checkpoints(runs)
     steps = max(min(map(_recorded_steps, runs)) - first, 0)
-    traced: Trace = {
-        **{"first_step": first, "steps": steps, "equal_steps": 0},
-        **{"not_repeated": [], "difference": None, "skipped": 0},
-    }
+    traced = Trace(first_step=first, steps=steps, equal_steps=0, not_repeated=[], difference=None, skipped=0)
     if not steps:
         return traced
     trainings = [Training(*each, trust_packages) for each in zip(runs, checkpoints, numbers, strict=True)]
@@ -323,7 +320,8 @@ class Training:
         """Return the fingerprints of the processes after a step, and the first metric that is not the recorded one."""
         received: dict[Connection, Any] = {}
         while missing := [connection for connection in self.connections if connection not in received]:
-            for connection in wait(missing):  # a process that has failed is not the first if others wait for it
+            # in order of arrival, since the first process may wait for one that has failed
+            for connection in cast(list[Connection], wait(missing)):
                 received[connection] = self._receive(connection)
         fingerprints, mismatches = zip(*(received[connection] for connection in self.connections), strict=True)
         return list(fingerprints), next(filter(None, mismatches), None)
@@ -400,9 +398,10 @@ def _first_difference(trainings: Sequence[Training]) -> tuple[dict[str, Any] | N
             if (different := difference(*values)) is not None:
                 if numbers[0] != numbers[1] and name.startswith("gradient"):
                     found["reduced"] = max(numbers)
-                return found | different, skipped
+                return {**found, **different}, skipped
         skipped += is_skipped
-        before = before if is_skipped else name
+        if not is_skipped:
+            before = name
     return None, skipped
 
 
