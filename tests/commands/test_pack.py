@@ -187,6 +187,23 @@ def test_changed_byte_is_found(seed, packed, tmp_path, command):
     assert_refused(content, tmp_path, command)
 
 
+@pytest.mark.run
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(200))
+def test_damaged_part_is_found(seed, packed, tmp_path, command):
+    content, draw = packed.read_bytes(), random.Random(seed)
+    begin, middle, end = sorted(draw.sample(range(len(content) + 1), 3))
+    head, first, second, tail = content[:begin], content[begin:middle], content[middle:end], content[end:]
+    damages = [
+        head + bytes(byte ^ 0xFF for byte in first) + second + tail,
+        head + second + tail,
+        head + first + draw.randbytes(len(first)) + second + tail,
+        head + second + first + tail,
+        head + bytes(len(first)) + second + tail,
+    ]
+    assert_refused(damages[seed % 5], tmp_path, command)
+
+
 @pytest.mark.parametrize("place", [4, 6, 8, 10, 12, -22, -20, -12, -2, -1])
 def test_changed_header_is_found(place, packed, tmp_path, command):
     content = bytearray(packed.read_bytes())
