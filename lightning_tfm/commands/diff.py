@@ -167,7 +167,7 @@ def _sentences(traced: Trace) -> Iterator[str]:
     if found is not None:
         step = "before the first step" if found["step"] is None else f"at step {found['step']}"
         where = f" in process {found['process']}" if "process" in found else ""
-        where = f", added over {found['reduced']} processes (all-reduce)" if "reduced" in found else where
+        where = f", all-reduced over {found['reduced']} processes" if "reduced" in found else where
         yield f"first difference, {step}: {found['name']}{where}"
         yield f"  equal before: {found['before'] or 'nothing'}"
         if traced["skipped"]:

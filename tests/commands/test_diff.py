@@ -335,7 +335,7 @@ def test_trace_of_one_and_two_processes_names_the_first_all_reduce(experiment, c
     assert found["difference"]["name"].startswith("gradient of ")
     assert found["difference"]["before"] == "output of network"
     printed = command("diff", "one", "two", "--trace", status=1).out
-    assert ", added over 2 processes (all-reduce)\n" in printed
+    assert ", all-reduced over 2 processes\n" in printed
 
 
 def test_values_of_a_planted_difference(trained, command):
