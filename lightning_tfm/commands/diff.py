@@ -162,6 +162,8 @@ def _sentences(traced: Trace) -> Iterator[str]:
         f"trained again from {f'equal checkpoints after {first:,} steps' if first else 'the start'}: "
         f"{f'the next {steps:,} steps are' if steps else 'no further step is'} equal"
     )
+    if traced["skipped"]:
+        yield f"values of a step without rows or with different padding, which are not compared: {traced['skipped']:,}"
     for each in traced["not_repeated"]:
         yield "the run does not repeat: {} was {}, and is now {}".format(each["name"], *each["values"])
     if found is not None:
@@ -170,8 +172,6 @@ def _sentences(traced: Trace) -> Iterator[str]:
         where = f", all-reduced over {found['reduced']} processes" if "reduced" in found else where
         yield f"first difference, {step}: {found['name']}{where}"
         yield f"  equal before: {found['before'] or 'nothing'}"
-        if traced["skipped"]:
-            yield f"  not compared, without rows or with different padding: {traced['skipped']:,}"
         if "values" in found:
             yield f"  values: {', '.join(map(shown, found['values']))}"
         if "elements" in found:

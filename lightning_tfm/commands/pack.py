@@ -163,8 +163,10 @@ def _stage(run: Run, folder: Path, statement: Statement, with_patch: bool) -> st
     text = "\n".join([f"# Python {versions['python']}", *pins])
     (folder / PINS).write_text(f"{text}\n", encoding="utf-8")
     write_json(folder / CROISSANT, croissant(Run(folder), name, files, statement))
-    if statement.data_license is not None:
-        size = sum(file.stat().st_size for file in files.values())
+    size = sum(file.stat().st_size for file in files.values())
+    if statement.data_license is None and files:
+        print(f"{size / 1e6:,.1f} MB of data of {str(run.folder)!r} are not included; --include-data includes them")
+    elif statement.data_license is not None:
         if size > MAX_DATA:
             raise UserError(
                 f"--include-data must be given for at most {MAX_DATA:,} bytes of data, but {str(run.folder)!r} "

@@ -15,8 +15,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, cast
@@ -39,6 +40,7 @@ from lightning_tfm.fit.cli import run as run_cli
 from lightning_tfm.fit.trainer_settings import as_list
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import relative
+from lightning_tfm.system.portability import VARIABLES
 from lightning_tfm.system.progress import progress_bar
 
 PROCESSES = multiprocessing.get_context("spawn")
@@ -58,7 +60,7 @@ SETTINGS = (
 SHARED = ("gradient", "learning rate", "clipped gradient", "optimizer state", "parameter")
 """Kinds of values that all processes of a run have in common."""
 
-LAUNCHER = ("SLURM_", "TORCHELASTIC_", "GROUP_")
+LAUNCHER = ("SLURM_", "TORCHELASTIC_", "GROUP_RANK")
 """Beginnings of the environment variables by which Lightning recognizes a launcher of processes."""
 
 Values = list[tuple[str, Tensor]]
@@ -131,7 +133,9 @@ class StepTrace(Callback):
 
     def _keep_gradients(self, kind: str, module: LightningModule, factor: int = 1) -> None:
         for name, weight in module.named_parameters():
-            self._keep(f"{kind} of {_short(name)}", weight.grad if weight.grad is None else weight.grad * factor)
+            self._keep(f"{kind} of {_short(name)}", weight.grad)
+            if factor > 1 and weight.grad is not None:
+                self.values[-1][1].mul_(factor)
 
     def _state(self, module: LightningModule) -> Values:
         """Return the optimizer state and the parameters, by name."""
@@ -265,29 +269,34 @@ def trace(runs: Sequence[Run], trust_packages: Sequence[str]) -> Trace:
     traced = Trace(first_step=first, steps=steps, equal_steps=0, not_repeated=[], difference=None, skipped=0)
     if not steps:
         return traced
-    trainings = [Training(*each, trust_packages) for each in zip(runs, checkpoints, numbers, strict=True)]
-    try:
-        with progress_bar("tracing, step", total=steps) as bar:
-            for number in range(steps + 1):  # the first is the state before the first step
-                fingerprints, mismatches = zip(*(training.receive() for training in trainings), strict=True)
-                traced["not_repeated"] = [
-                    {"name": f"{mismatch['name']} of {training.name}", "values": mismatch["values"]}
-                    for training, mismatch in zip(trainings, mismatches, strict=True)
-                    if mismatch is not None
-                ]
-                if fingerprints[0] != fingerprints[1]:
-                    found, traced["skipped"] = _first_difference(trainings)
-                    if found is not None:
-                        traced["difference"] = {"step": first + number - 1 if number else None, **found}
-                if traced["difference"] or traced["not_repeated"]:
-                    break
-                traced["equal_steps"] = number
-                bar.update(number - bar.n)
-                for training in trainings:
-                    training.go_on()
-    finally:
-        for training in trainings:
-            training.end()
+    for run in runs:
+        if not first and run.begins_elsewhere:
+            raise UserError(
+                f"--trace needs runs with equal checkpoints if one is a fork, but {relative(run.folder)!r} begins with "
+                "a checkpoint of another run; compare forks of it that keep checkpoints (checkpoint.keep_every)"
+            )
+    with ExitStack() as stack, progress_bar("tracing, step", total=steps) as bar:
+        trainings = []
+        for run, checkpoint, number in zip(runs, checkpoints, numbers, strict=True):
+            trainings.append(Training(run, checkpoint, number, trust_packages))
+            stack.callback(trainings[-1].end)
+        for number in range(steps + 1):  # the first is the state before the first step
+            fingerprints, mismatches = zip(*(training.receive() for training in trainings), strict=True)
+            traced["not_repeated"] = [
+                {"name": f"{mismatch['name']} of {training.name}", "values": mismatch["values"]}
+                for training, mismatch in zip(trainings, mismatches, strict=True)
+                if mismatch is not None
+            ]
+            if fingerprints[0] != fingerprints[1]:
+                found, traced["skipped"] = _first_difference(trainings)
+                if found is not None:
+                    traced["difference"] = {"step": first + number - 1 if number else None, **found}
+            if traced["difference"] or traced["not_repeated"]:
+                break
+            traced["equal_steps"] = number
+            bar.update(number - bar.n)
+            for training in trainings:
+                training.go_on()
     return traced
 
 
@@ -309,7 +318,8 @@ class Training:
                 place = environment | {"LOCAL_RANK": str(rank)} if environment else {}
                 arguments = other, os.getcwd(), run.folder, checkpoint, trust_packages, num_processes, place
                 process = PROCESSES.Process(target=train_again, args=arguments)
-                process.start()
+                with portable_variables(run):
+                    process.start()
                 other.close()
                 self.connections.append(connection)
                 self.processes.append(process)
@@ -355,10 +365,23 @@ class Training:
         """End all processes."""
         for connection in self.connections:
             connection.close()
+        end = time.monotonic() + PATIENCE
         for process in self.processes:
-            process.join(PATIENCE)
+            process.join(max(end - time.monotonic(), 0))
             process.kill()  # if it waits for another process that has failed
             process.join()
+
+
+@contextmanager
+def portable_variables(run: Run) -> Iterator[None]:
+    """Set the environment variables of a portable run, which a child process reads when it starts."""
+    before = dict(os.environ)
+    os.environ.update(VARIABLES if run.config.get("portable") else {})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _first_difference(trainings: Sequence[Training]) -> tuple[dict[str, Any] | None, int]:
@@ -372,7 +395,7 @@ def _first_difference(trainings: Sequence[Training]) -> tuple[dict[str, Any] | N
         [training.names(rank) for rank in range(number)] for training, number in zip(trainings, numbers, strict=True)
     ]
     before, num_rows, skipped = None, (0, 0), 0
-    for index in range(max(len(names[0][0]), len(names[1][0]))):
+    for index in range(max(len(each) for of_run in names for each in of_run)):
         is_skipped = False
         for rank in range(max(numbers)):
             ranks = [rank % number for number in numbers]
@@ -393,8 +416,10 @@ def _first_difference(trainings: Sequence[Training]) -> tuple[dict[str, Any] | N
                 if name.startswith("batch") and values[0].dim() > 1:
                     num_rows = len(values[0]), len(values[1])
                 counterparts = _counterparts(name, values, num_rows, rank, max(numbers), numbers.index(1))
-                is_skipped |= counterparts is None
-                values = counterparts or [values[0]] * 2
+                if counterparts is None:
+                    is_skipped = True
+                    continue
+                values = counterparts
             if (different := difference(*values)) is not None:
                 if numbers[0] != numbers[1] and name.startswith("gradient"):
                     found["reduced"] = max(numbers)

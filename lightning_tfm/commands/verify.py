@@ -40,6 +40,7 @@ from lightning_tfm.fit.cli import run as run_cli
 from lightning_tfm.runs.children import ChildRun, run_children
 from lightning_tfm.runs.names import named_checkpoint
 from lightning_tfm.runs.record import Run, is_per_category
+from lightning_tfm.system.portability import VariablesError
 from lightning_tfm.system.stored_zip import read_archive
 from lightning_tfm.system.terminal import LiteralConsole, print_table
 
@@ -167,6 +168,8 @@ class PackedRun:
         for name, check in stages.items():
             try:
                 claims += check()
+            except VariablesError:  # with which the command starts again
+                raise
             except Exception as error:  # the content may be anything
                 return [*claims, self._claim(name, "", _reason(error).replace(f"{self.work}{os.sep}", ""), False)]
         return claims
@@ -207,6 +210,8 @@ class PackedRun:
         for file in listed:
             name = str(file["contentUrl"])
             if "://" not in name:
+                if not is_inside(name):
+                    raise UserError("the data must not name a file outside of the pack, but do; do not trust it")
                 inside = self.run.folder / name
                 path = inside if inside.is_file() else Path(name).relative_to(DATA)
                 found = sha256(path)[:20] if path.is_file() else "missing; run verify in the folder that holds it"
@@ -260,8 +265,7 @@ class PackedRun:
 
     def _training(self) -> list[Claim]:
         """Train again, and compare the weights of the best checkpoint, the logged metrics and the predictions."""
-        begins_elsewhere = any("fork" in start or start["checkpoint"] for start in self.run.starts)
-        if begins_elsewhere or self.run.config["model"]["init_args"].get("pretrained"):
+        if self.run.begins_elsewhere or self.run.config["model"]["init_args"].get("pretrained"):
             reason = "it begins with the weights of another run, which the pack does not hold"
             return [Claim(self.run.folder.name, "training", "", reason, UNCHECKED)]
         arguments = ["--config", str(self.config), "--name", f"trained_{self.run.folder.name}", *self.trusted]

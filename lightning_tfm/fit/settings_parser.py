@@ -116,8 +116,13 @@ def configure_parsing(trust_packages: list[str]) -> None:
     logging.getLogger("jsonargparse_null_logger").setLevel(logging.CRITICAL)
     set_parsing_settings(**import_policy(trust_packages), instantiate_subclass_spec_in_any=False)
     if not issubclass(base := yaml_loader(), BoundedLoader):
-        loader: Any = type("ParserLoader", (BoundedLoader, base), {})
-        # jsonargparse passes null to the parser of a nested class as "None", which is therefore null everywhere.
-        loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("None$"), ["N"])
-        replace_yaml_loader(loader)
+
+        class ParserLoader(BoundedLoader, base):  # type: ignore[valid-type, misc]  # a base class in a variable
+            """Loader of files, and of single values."""
+
+            def get_single_data(self) -> Any:
+                """Return None also for the value "None", as jsonargparse passes null to the parser of a class."""
+                return None if (value := super().get_single_data()) == "None" else value
+
+        replace_yaml_loader(ParserLoader)
     read_no_files()

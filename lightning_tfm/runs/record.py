@@ -384,6 +384,15 @@ class Run:
         return [start for start in self.starts if "fork" in start]
 
     @property
+    def begins_elsewhere(self) -> bool:
+        """Return whether training began with a checkpoint of another run, as that of a fork does.
+
+        Raises:
+            UserError: see `starts`.
+        """
+        return any("fork" in start or start["checkpoint"] for start in self.starts)
+
+    @property
     def wandb_id(self) -> str | None:
         """Return the id of the run in W&B; None if it was not logged to W&B, or the starts are damaged."""
         with suppress(UserError):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_tfm.commands.crate import CRATE, card_results, sha256
+from lightning_tfm.commands.crate import CRATE, CROISSANT, card_results, sha256
 from lightning_tfm.commands.pack import without_places
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.stored_zip import write_archive
@@ -366,6 +366,12 @@ FORGERIES = {
         lambda folder: changed_config(folder, lambda each: each["data"]["init_args"].update(train="../../passwd")),
         "settings",
     ),
+    "file of the data": (
+        lambda folder: changed_json(
+            folder, f"run_1/{CROISSANT}", lambda each: each["distribution"][0].update(contentUrl="../../passwd")
+        ),
+        "data files",
+    ),
     "nested YAML": (
         lambda folder: (folder / "run_1" / Run.CONFIG).write_text("[" * 5000),
         "settings",
@@ -419,7 +425,8 @@ def test_files_must_be_those_of_the_metadata(change, unpacked, command):
 
 
 def test_data_files_that_are_not_included(runs, tmp_path, command):
-    command("pack", runs[0], "--output", "pack.zip")
+    out, _ = command("pack", runs[0], "--output", "pack.zip")
+    assert "--include-data includes them" in out
     out, _ = command("verify", "pack.zip", status=1)
     assert re.search(r"data/train.tsv +\w+ +missing; run verify in the folder that holds it +failed", out)
     for split, path in Run(runs[0]).config["data"]["init_args"].items():

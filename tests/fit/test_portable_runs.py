@@ -17,9 +17,16 @@ ROOT = Path(__file__).parents[2]
 SIZES = [f"--data.{name}_size=20" for name in ("val", "test", "longer")]
 
 
+def run_script(folder, *arguments, **environment):
+    """Run `lightning-tfm` in a folder, and return what it prints."""
+    options = {"env": ENVIRONMENT | environment, "capture_output": True, "text": True}
+    child = subprocess.run([SCRIPT, *arguments], cwd=folder, check=False, **options)
+    assert child.returncode == 0, child.stdout + child.stderr
+    return child.stdout
+
+
 def short_run(folder, *options, **environment):
-    command = [SCRIPT, "fit", "copy_gpt", "--trainer.max_steps=2", *SIZES, *options]
-    subprocess.run(command, cwd=folder, env=ENVIRONMENT | environment, check=True, capture_output=True)
+    run_script(folder, "fit", "copy_gpt", "--trainer.max_steps=2", *SIZES, *options, **environment)
     (path,) = folder.glob("runs/copy_gpt/*")
     return Run(path)
 
@@ -35,6 +42,16 @@ def test_a_portable_run_is_started_again_with_the_variables(tmp_path):
     (start,), (other,) = run.starts, exported.starts
     assert start["hardware"]["instruction_set"] == other["hardware"]["instruction_set"] == "AVX2"
     assert (run.folder / Run.METRICS).read_bytes() == (exported.folder / Run.METRICS).read_bytes()
+
+
+@pytest.mark.run
+def test_portable_runs_are_traced_and_verified(tmp_path):
+    for name in ("first", "second"):
+        run_script(tmp_path, "fit", "copy_gpt", "--config=portable", "--trainer.max_steps=2", *SIZES, "--name", name)
+    traced = run_script(tmp_path, "diff", "first", "second", "--trace")
+    assert "the next 2 steps are equal" in traced
+    run_script(tmp_path, "pack", "first", "--output", "pack.zip")
+    assert "failed" not in run_script(tmp_path, "verify", "pack.zip", "--retrain")
 
 
 def test_in_python_the_variables_must_be_set_before(monkeypatch):

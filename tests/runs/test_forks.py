@@ -66,6 +66,11 @@ def test_a_fork_without_a_change_equals_its_parent(parent, step):
     assert_same_files(folder, parent)
 
 
+def test_trace_refuses_a_fork_without_equal_checkpoints(parent, mistake):
+    folder, _ = fork(parent, STEP, **{LR: 0.0015})
+    assert "--trace needs runs with equal checkpoints if one is a fork" in mistake("diff", parent, folder, "--trace")
+
+
 def test_a_changed_learning_rate_takes_effect_and_moments_are_kept(parent):
     """The update of AdamW is proportional to the learning rate, from equal weights, moments and gradients."""
     at_fork = read(parent / f"checkpoints/step_{STEP}.ckpt")["state_dict"]
