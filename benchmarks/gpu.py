@@ -5,7 +5,6 @@ Without a GPU, they raise UserError; the tests run the steps at a small size on 
 
 from __future__ import annotations
 
-import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,9 @@ from benchmarks.texts import BATCH_SIZE, LENGTH, READ, texts_of
 from datamodules import Text
 from lightning_tfm.callbacks.telemetry import peak_flops
 from lightning_tfm.checkpoint import read
+from lightning_tfm.comparison.tensors import tensor_difference
 from lightning_tfm.data import Batch
+from lightning_tfm.distributed.launch import free_address
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT
@@ -191,10 +192,8 @@ def elastic_weights(processes: int, device: str, *settings: str) -> dict[str, Te
     trainer = [f"accelerator={device}", "devices=1", f"num_nodes={processes}", "deterministic=true"]
     trainer += ["strategy.init_args.process_group_backend=gloo"]
     command = "-m", "lightning_tfm", "fit", *configs, *(f"--trainer.{setting}" for setting in trainer), *settings
-    with socket.create_server(("127.0.0.1", 0)) as listener:  # finds a free port
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
-        fit = partial(run_python, Path(folder), *command, **address)
+        fit = partial(run_python, Path(folder), *command, **free_address())
         for ended in [pool.submit(fit, NODE_RANK=str(rank)) for rank in range(processes)]:
             ended.result()
         (run,) = Run.below(Path(folder))
@@ -202,9 +201,10 @@ def elastic_weights(processes: int, device: str, *settings: str) -> dict[str, Te
 
 
 def count_different(ours: dict[str, Tensor], peer: dict[str, Tensor]) -> int:
-    """Return the number of weights in float32 whose bits differ."""
+    """Return the number of weights whose bits differ."""
     assert ours.keys() == peer.keys()
-    return sum(int((ours[name].view(torch.int32) != peer[name].view(torch.int32)).sum()) for name in ours)
+    found = [tensor_difference(ours[name], peer[name]) for name in ours]
+    return sum(each["differing"] for each in found if each is not None)
 
 
 def elastic_determinism(full: bool) -> Iterator[Row]:

@@ -13,7 +13,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -34,6 +33,7 @@ from lightning_tfm.commands.parser import trust_arguments
 from lightning_tfm.comparison.differences import Difference, rows_by_step
 from lightning_tfm.comparison.tensors import difference, fingerprint, state_fingerprint
 from lightning_tfm.config.parsing_errors import format_error
+from lightning_tfm.distributed.launch import free_address
 from lightning_tfm.errors import DamagedError, UserError
 from lightning_tfm.fit.cli import TfmCLI
 from lightning_tfm.fit.cli import run as run_cli
@@ -306,11 +306,7 @@ class Training:
     def __init__(self, run: Run, checkpoint: Path | None, num_processes: int, trust_packages: Sequence[str]) -> None:
         self.name = relative(run.folder)
         self.connections, self.processes = [], []
-        environment = {}
-        if num_processes > 1:
-            with socket.create_server(("127.0.0.1", 0)) as server:  # finds a free port
-                port = str(server.getsockname()[1])
-            environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0"}
+        environment = free_address() | {"NODE_RANK": "0"} if num_processes > 1 else {}
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: on Ctrl-C, the connections are closed
         try:
             for rank in range(num_processes):
@@ -391,6 +387,7 @@ def _first_difference(trainings: Sequence[Training]) -> tuple[dict[str, Any] | N
     computes of the other; see `_counterparts`.
     """
     numbers = [len(training.processes) for training in trainings]
+    is_same = numbers[0] == numbers[1]
     names = [
         [training.names(rank) for rank in range(number)] for training, number in zip(trainings, numbers, strict=True)
     ]
@@ -403,7 +400,7 @@ def _first_difference(trainings: Sequence[Training]) -> tuple[dict[str, Any] | N
                 each[place][index] if index < len(each[place]) else ("nothing", b"")
                 for each, place in zip(names, ranks, strict=True)
             )
-            is_shared = numbers[0] == numbers[1] or name.startswith(SHARED)
+            is_shared = is_same or name.startswith(SHARED)
             found: dict[str, Any] = {"name": name if name == other else f"{name} or {other}", "before": before}
             if max(numbers) > 1 and not name.startswith(SHARED):
                 found["process"] = rank
@@ -421,7 +418,7 @@ def _first_difference(trainings: Sequence[Training]) -> tuple[dict[str, Any] | N
                     continue
                 values = counterparts
             if (different := difference(*values)) is not None:
-                if numbers[0] != numbers[1] and name.startswith("gradient"):
+                if not is_same and name.startswith("gradient"):
                     found["reduced"] = max(numbers)
                 return {**found, **different}, skipped
         skipped += is_skipped

@@ -31,6 +31,12 @@ ANSWER_TIMEOUT = 15
 """Seconds in which the store of rank 0 answers."""
 
 
+def free_address() -> dict[str, str]:
+    """Return the environment variables of a free port of this machine, at which the processes of a run meet."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
+
+
 def launched_settings(settings: Any) -> dict[str, int]:
     """Return the settings of the Trainer that follow from the launcher of this process.
 

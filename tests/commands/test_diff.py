@@ -318,18 +318,10 @@ def test_trace_of_one_and_two_processes_names_the_first_all_reduce(experiment, c
     """The outputs of rows do not depend on the number of rows here, as they may with other kernels."""
     monkeypatch.setattr(step_trace, "PROCESSES", CONTEXT)
     settings = {"max_steps": 2, "val_check_interval": 2, "limit_val_batches": 1}
-    arguments = [f"--trainer.{name}={value}" for name, value in settings.items()]
+    arguments = ["fit", "--config", EXPERIMENTS / f"{experiment}.yaml", "--skip_test"]
+    arguments += [f"--trainer.{name}={value}" for name, value in settings.items()]
     for name, begin in {"one": start, "two": start_two}.items():
-        begin(
-            "fit",
-            "--config",
-            EXPERIMENTS / f"{experiment}.yaml",
-            "--name",
-            name,
-            "--skip_test",
-            *arguments,
-            cwd=tmp_path,
-        ).finish()
+        begin(*arguments, "--name", name, cwd=tmp_path).finish()
     found = traced(command, "one", "two")
     assert (found["equal_steps"], found["difference"]["step"], found["difference"]["reduced"]) == (0, 0, 2)
     assert found["difference"]["name"].startswith("gradient of ")
